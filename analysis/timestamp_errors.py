@@ -98,9 +98,10 @@ def max_ttft_errors_s(frame: Frame) -> Floats:
 
 
 def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
-    """Return the amount by which the median TTFT may be too large: median(ttft_s) - median(ttft_s - max_errors_s).
+    """Return the amount by which the median TTFT may be too large, in seconds.
 
-    Requests with a TTFT of NaN are ignored.
+    `ttft_s` contains the TTFT of each request, and `max_errors_s` contains its maximum error. The result is
+    median(ttft_s) - median(ttft_s - max_errors_s). Requests with a TTFT of NaN are ignored.
     """
     known = ~np.isnan(ttft_s)
     if not known.any():
@@ -111,9 +112,9 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 
 
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
-    """Return the error in ns that 99% of `total` samples do not exceed.
+    """Return the error in ns that 99% of `total` timestamps or gaps do not exceed.
 
-    `counts` is the number of samples in each error bucket. All other samples have an error of 0.
+    `counts` contains the number of inexact ones in each bucket of errors. All others have an error of 0.
     """
     beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
@@ -125,14 +126,18 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays about tokens of complete requests that were read together with other tokens:
+    """Return the errors of timestamps of tokens that were read together with other tokens.
+
+    If one socket read returns several tokens, the tokens share one timestamp, although they may have arrived at
+    different times. Only complete requests count. The result consists of three arrays:
 
     - the maximum error of the TTFT of each request, in ns.
-    - the number of timestamps in each bucket, which is a range of maximum errors.
-    - the number of inter-token gaps in each bucket.
+    - the number of inexact timestamps in each bucket. A bucket is a range of maximum errors. Buckets keep the arrays
+      small for a hundred million tokens.
+    - the number of inexact inter-token gaps in each bucket.
 
-    Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time in seconds that the client
-    may have spent without reading, or None if this time is unknown. No error exceeds `away_s`.
+    `away_s` is the longest time in seconds that the client may have spent without reading, or None if it is unknown. No
+    error exceeds this time.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

@@ -1,12 +1,12 @@
 """Exit codes, and base classes of the errors that end a command.
 
-The exit code depends on the error:
+The exit code is 2 for the errors in this module, `loadgen.workloads.prompts.PromptError` and
+`loadgen.analysis.run.errors.RunFileError`. The exit code is 3 for errors about the tested server
+(`loadgen.servers.errors`), except for these three, whose exit code is 2:
 
-- The exit code is 2 for the errors in this module, `loadgen.workloads.prompts.PromptError` and
-  `loadgen.analysis.run.errors.RunFileError`.
-- The exit code is 3 for errors about the tested server (`loadgen.servers.errors`), with three exceptions. The exit code
-  is 2 if the plan exceeds the server's limits, if the plan's endpoint gives misleading results in this server version,
-  or if the hosts file has a mistake.
+- The plan exceeds the server's limits.
+- The plan's endpoint gives misleading results in this server version.
+- The hosts file has a mistake.
 
 A failed request does not raise an error. It is recorded as a Record with an error kind
 (`loadgen.analysis.run.record.ERROR_KINDS`).

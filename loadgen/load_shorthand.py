@@ -97,11 +97,15 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read the first line of the file of a `requests:FILE` workload, and return changed settings and the arrivals.
+    """Complete the settings of a `requests:FILE` workload from the first line of the file.
 
-    If the line shows that the file has sessions, `sessions` is added to the workload in the settings. If the line has a
-    time, the arrivals are the text of an arrival process that takes its times from the file. Otherwise, and for any
-    other workload, the arrivals are an empty text.
+    Return two values:
+
+    - The settings. If the first line names a session, the workload in these settings is `requests:FILE,sessions=yes`.
+    - The arrivals. If the first line has a time, requests are sent at the times in the file, and this is the text of
+      that arrival process. Otherwise it is an empty text.
+
+    For any other workload, return a copy of the settings and an empty text.
     """
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")

@@ -53,9 +53,9 @@ def is_loopback(name: str) -> bool:
 
 
 def allow_open_files(sockets: int) -> None:
-    """Raise the limit on open files (RLIMIT_NOFILE) if a process with this number of sockets needs it.
+    """Raise the limit on open files (RLIMIT_NOFILE) if this process needs more open files for `sockets` sockets.
 
-    Raises OpenFilesError if the hard limit is too low and this process may not raise it.
+    Raises OpenFilesError if the system does not permit the higher limit.
     """
     needed = sockets + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -89,9 +89,11 @@ def check_ports(concurrency: int, addresses: int) -> None:
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True):
-    """The load of one calibration burst: `n` streams that start together.
+    """The load of one burst of `loadgen calibrate`: `n` streams that start together.
 
-    Each stream has `output_tokens` tokens. A token arrives every `itl_s` seconds, in a separate event.
+    Each stream has `output_tokens` tokens. A simulated server of the type `server` sends them at intervals of `itl_s`
+    seconds, each in a separate event. `workers` is the number of worker processes of the client, and `stamps` is its
+    timestamp source.
     """
 
     server: str

@@ -85,9 +85,10 @@ BURST_REQUESTS = 1000
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
-    """Return the default of `output_tokens`.
+    """Return the default of `output_tokens` for a plan with these `settings`.
 
-    A workload from a file uses the lengths of the recorded answers. Other workloads use DEFAULT_OUTPUT_TOKENS.
+    If the workload reads its requests from a file, the default is the length of each recorded answer. Otherwise the
+    default is DEFAULT_OUTPUT_TOKENS.
     """
     return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.DEFAULT_OUTPUT_TOKENS
 
@@ -98,10 +99,10 @@ def _default_seed(_settings: Mapping[str, Any]) -> int:
 
 
 def default_input_tokens(settings: Mapping[str, Any]) -> int | str:
-    """Return the default of `input_tokens`, which depends on the endpoint or the URL in the `settings` of a plan.
+    """Return the default prompt length for a plan with these `settings`.
 
-    For text to speech, the default is SPEECH_TOKENS, because such texts are usually short. For other endpoints, the
-    default is that of the class Plan.
+    For text to speech, the default is SPEECH_TOKENS, because such texts are usually short. For other endpoints, it is
+    the default of the field `Plan.input_tokens`.
     """
     speaks = settings["endpoint"] == "speech" or str(settings["url"]).endswith("/audio/speech")
     return SPEECH_TOKENS if speaks else Plan.input_tokens
@@ -156,7 +157,10 @@ _ARRIVALS_SYNTAX = join_or(
 
 
 def check_more_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the URLs without surrounding spaces. Raises the errors of `check_server_url` for an invalid URL."""
+    """Return the URLs of the other replicas without surrounding spaces.
+
+    An invalid URL raises the errors of `check_server_url`.
+    """
     return tuple(check_server_url(require_one_url(url)) for url in urls)
 
 
@@ -443,8 +447,8 @@ class Plan:
     def each_repeat(self) -> list[Plan]:
         """Return one plan per repeat. Each repeat has a different seed.
 
-        With equal seeds, the server would find the prompts of the previous repeat in its prefix cache, and random
-        lengths and intervals would not vary between repeats.
+        With equal seeds, the server would find the prompts of the previous repeat in its prefix cache. Random lengths
+        and intervals would also be equal in all repeats.
         """
         changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
@@ -579,10 +583,10 @@ class Plan:
             )
 
     def _part_mistakes(self) -> Iterator[str]:
-        """Yield a message for each objective on a model that the plan does not have.
+        """Yield a message for each objective that names a class of traffic or a model that the plan does not have.
 
-        Nothing is checked if the lines of a file may name further models, or if responses may name replicas, because
-        these names are not known before the run.
+        Objectives are not checked if some names are known only during the run. This is the case if the lines of a file
+        may name further models, or if responses may name replicas.
         """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         names_replicas = self.replica_header or self.more_urls
@@ -600,7 +604,10 @@ class Plan:
                 yield f"--assert {objective!r}: the plan has no class of traffic and no model {part!r}; {choices}"
 
     def _raw_mistakes(self) -> Iterator[str]:
-        """Yield a message for each setting that would change the bodies of whole requests."""
+        """Yield a message for each setting that would change request bodies which must not be changed.
+
+        With the workload `requests:FILE`, the file contains complete bodies, and they are sent as they are.
+        """
         if not isinstance(self.prompt_source, RawRequests):
             return
         settings = {
@@ -616,9 +623,9 @@ class Plan:
                 yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
     def _traffic_mistakes(self) -> Iterator[str]:
-        """Yield a message if the plan states a load for all classes together, but no class has a share of this load.
+        """Yield a message if the plan states a load for all classes of traffic together, and no class uses it.
 
-        Raises PlanError for mistakes in the tables of the classes.
+        A class uses this load if its `[[traffic]]` table has a weight. Raises PlanError for mistakes in the tables.
         """
         if not self.traffic:
             return

@@ -406,7 +406,7 @@ def changed_options(plan: Plan, names: Iterable[str]) -> list[str]:
 def describe_lengths(plan: Plan) -> tuple[str, str]:
     """Return the prompt length and the output length of a plan as text, such as `512` and `at most 128`.
 
-    If a trace or file contains the lengths, the text says so: `recorded` or `the file's`.
+    If a trace contains the lengths, the text is `recorded`. If a file contains them, the text is `the file's`.
     """
     if plan.arrival_process.facts.recorded and isinstance(plan.prompt_source, workload.Synthetic):
         return "recorded", "recorded"

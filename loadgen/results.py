@@ -51,11 +51,15 @@ def parse_expressions(
     confidence: float | None = None,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """Parse the objectives of a run (`assertions`) and the objectives of its requests (`goodput`).
+    """Parse the options --assert (`assertions`) and --goodput (`goodput`). Return objectives and bounds for requests.
 
-    Raises PlanError for invalid objectives, and if the folder of `junit` does not exist. Also raises PlanError for
-    `junit` or `confidence` without `assertions`, unless `recorded` is True, because a recorded run may contain
-    objectives.
+    An objective such as `ttft.p99 < 1s` applies to the whole run, and a bound applies to each request. Raises PlanError
+    in these cases:
+
+    - An expression is invalid.
+    - The folder of the file `junit` does not exist.
+    - `junit` or `confidence` is set without `assertions`. This is allowed if `recorded` is True, because the header of
+      a recorded run may contain objectives.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(
@@ -82,9 +86,10 @@ def missing_objectives() -> PlanError:
 def expressions_for(
     header: Header, objectives: Sequence[Objective], bounds: Sequence[Objective]
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
-    """Return the objectives of a run, the bounds of its requests, and a note for each expression that cannot be parsed.
+    """Return the objectives to check for a run, the bounds for its requests, and a list of notes.
 
-    `objectives` and `bounds` are used if they are not empty. If one of them is empty, the run's header supplies it.
+    `objectives` and `bounds` are the expressions that the caller requests. If one of them is empty, the run's `header`
+    supplies it. Each note names an expression of the header that cannot be parsed.
     """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput
@@ -178,9 +183,11 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the outermost matrix, sweep or folder of repeats that lies below `folder` and contains a run.
+    """Return the group to which a run belongs: a matrix, a sweep or a folder of repeats.
 
-    Return None if there is none. `page` is the index page, from which links are relative.
+    Only groups below `folder` count. If groups are nested, for example repeats in a matrix, the outermost one is
+    returned. Return None if the run belongs to no group. `page` is the index page, and the result contains a link
+    relative to this page.
     """
     from loadgen.analysis.index_page import RunFolder
 
@@ -228,14 +235,15 @@ def load_and_summarise(
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
+    """Summarise the run at `path` and check its objectives. The result holds the summary but no Records.
 
-    `confidence` is the confidence that the objectives require (--confidence). If it is None, objectives from the header
-    are judged with the confidence in the header. Objectives that the caller passes are judged by the measured figures
-    alone.
-
-    The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
-    already read the run file passes the content as `known`.
+    - `objectives` and `bounds` (the objectives of single requests) replace those in the header of the run. Empty ones
+      keep the header's.
+    - `confidence` is the confidence level that the objectives require (--confidence). If it is None, objectives from
+      the header require the level in the header. Objectives that the caller passes are then judged by the measured
+      figures alone.
+    - With `drawn`, the result also holds the data of the charts.
+    - `known` is the content of the run file, if the caller has already read it.
     """
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.goodput import add_part_goodput, goodput
@@ -269,8 +277,8 @@ def load_and_summarise(
 def _charts_meanwhile(run: Run, frame: Frame, *, drawn: bool) -> Iterator[Callable[[], Any]]:
     """Compute the charts of a large run in a second process while the block of the `with` statement runs.
 
-    The context manager returns a function to the block. The function waits for the charts and returns them. The
-    function returns None if there is no second process.
+    The `with` statement yields a function that waits for the charts and returns them. The function returns None if
+    there is no second process, for example because the run is small or `drawn` is False.
     """
     from loadgen.analysis.child_process import ChildProcess, can_fork
     from loadgen.analysis.report.run_document import prepare_charts
@@ -309,11 +317,16 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
 
 
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
-    """Write a file of results atomically. If several commands write the same file, the last command wins.
+    """Write `text` to a file of results. If several commands write the same file, the last command wins.
 
-    A symbolic link whose name matches RESULT_FILE is replaced by the file. In a folder from another person, such a link
-    might point to a file that must not be overwritten. Other symbolic links are followed, because the user has chosen
-    their names. Raises OutputError with `hint` if the file cannot be written.
+    The file is replaced atomically, so a reader never sees half of it. A device such as /dev/stdout is written
+    directly. Raises OutputError with `hint` if the file cannot be written.
+
+    If the file is a symbolic link, its name decides what happens:
+
+    - A name that matches RESULT_FILE: the link is replaced by the file. In a folder from another person, such a link
+      might point to a file that must not be overwritten.
+    - Any other name: the link is followed, because the user has chosen this name.
     """
     is_ours = RESULT_FILE.fullmatch(file.name) is not None
     target = file.parent.resolve() / file.name if is_ours else file.resolve()
@@ -339,10 +352,14 @@ def compare_paths(
     run_variation: float,
     gates: Sequence[Gate] = (),
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
-    """Compare the runs `b` with the runs `a`. Return the comparison and the runs of both sides.
+    """Compare the runs `b` with the runs `a`. Return the comparison, the runs of `a` and the runs of `b`.
 
-    A path may be a folder of repeats. Raises RunFileError for a path without a run. If the runs on the two sides did
-    unequal work, raises PlanError with the hint `unequal_hint`. If `unequal_hint` is None, unequal work is no error.
+    A path is the folder of one run or a folder of repeats. `margin` is the smallest relative difference that matters,
+    and `run_variation` is the largest difference to expect between two runs of the same server. `gates` are the
+    conditions of --fail-if.
+
+    Raises RunFileError for a path without a run. If the two sides did unequal work, raises PlanError with the hint
+    `unequal_hint`. If `unequal_hint` is None, runs of unequal work are compared as well.
     """
     from loadgen.analysis.compare import compare, read_run
 

@@ -212,10 +212,13 @@ def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | i
 
 
 def _file_error(error: Exception) -> Exception:
-    """Return an error that tells the user which file cannot be written, or which path cannot be used.
+    """Return an error with a clear message if `error` is about a file or path that cannot be used.
 
-    A file cannot be written, for example, if the disk is full. A path cannot be used, for example, if its name is too
-    long, or if the user may not read a folder in it. An exception with any other cause is returned unchanged.
+    - If a file cannot be written because the disk is full, the message names the file.
+    - If a path cannot be used, the message names the path. For example, its name may be too long, or the user may not
+      read a folder in it.
+
+    Any other exception is returned unchanged.
     """
     if not isinstance(error, OSError):
         return error

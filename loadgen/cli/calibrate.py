@@ -113,13 +113,15 @@ def search(
 ) -> tuple[StampComparison | None, str]:
     """Find the burst with the highest event rate at which timestamps are exact.
 
-    Return the fastest exact burst, or None if no burst was exact. Also return what prevented a faster burst: `client`,
-    `server` or `time`.
+    Return two values: this burst, or None if no burst was exact, and what prevented a faster burst (`client`, `server`
+    or `time`).
 
-    `first` is the result for `point`. If the timestamps of `first` are exact, the inter-token latency is halved again
-    and again, until timestamps are no longer exact or the server does not keep up. If they are not exact, the
-    inter-token latency is doubled until they are. `measure` runs a burst, and `more_time` returns False when no further
-    burst may be run.
+    `first` is the result of the first burst, whose load is `point`. `measure` runs another burst. `more_time` returns
+    False when no further burst may be run.
+
+    - If the timestamps of `first` are exact, each further burst has half the inter-token latency, until timestamps are
+      not exact or the server does not keep up.
+    - If they are not exact, each further burst has twice the inter-token latency, until timestamps are exact.
     """
     fastest = first if first.exact else None
     last = first

@@ -314,7 +314,10 @@ def _engines(listed: str) -> list[str]:
 
 
 def _numbers(option: str, listed: str, smallest: int = 1) -> list[int]:
-    """Parse the value `listed` of an option, such as `1,2,4`. Raises PlanError if it is not a list of numbers."""
+    """Return the numbers in the value `listed` of an option, such as `1,2,4`, without repetitions.
+
+    Raises PlanError if it is not a list of numbers, or if a number is smaller than `smallest`.
+    """
     words = listed.split(",")
     if not all(word.isdecimal() and smallest <= int(word) <= MAX_NUMBER for word in words):
         raise PlanError(

@@ -207,7 +207,7 @@ def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
 
 
 def _drop_dissimilar(error: Any) -> None:
-    """Remove suggestions that are not similar to the unknown option from its error."""
+    """Remove suggestions from the error for an unknown option if they are not similar to this option."""
     from difflib import SequenceMatcher  # takes a millisecond
 
     name = str(error.option_name).lstrip("-")
@@ -229,9 +229,9 @@ def _with_placeholder(names: str) -> str:
 
 
 def _with_unit(param: Any, text: str) -> str:
-    """Return the help text of an option, with its default in the form that users write.
+    """Return the help text of an option, with its default written as users write it.
 
-    For example, `10m` replaces 600.0, and `1` replaces `1.0`.
+    For example, the default `600.0` becomes `10m`, and the default `1.0` becomes `1`.
     """
     text = re.sub(r"(?<=\[default: )(\d+)\.0(?=[\];])", r"\1", text)
     parser = getattr(getattr(param.type, "func", None), "__name__", "")

@@ -264,7 +264,11 @@ def fits(deployment: Deployment) -> bool:
 
 
 def per_gpu(option: str, text: str, number: int, parse: Callable[[str], Value]) -> list[Value]:
-    """Parse the value of an option with commas: one value for all `number` GPUs, or one value per GPU."""
+    """Return one value of an option for each of `number` GPUs.
+
+    `text` contains one value for all GPUs, or one value per GPU, separated by commas. `parse` converts each value.
+    Raises PlanError for any other number of values and for an invalid value.
+    """
     words = text.split(",")
     if len(words) not in (1, number):
         raise PlanError(

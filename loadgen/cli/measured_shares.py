@@ -36,12 +36,15 @@ def parse_cache_hit_rate(text: str | None) -> float:
 
 
 def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
-    """Return the probability that a server accepts a drafted token, or None if `text` is None.
+    """Parse the value `text` of --acceptance: the probability that a server accepts a drafted token.
 
-    `text` is a number from 0 to 1, or the folder of a run. `draft_tokens` is the number of drafted tokens per step in
-    the prediction. The probability is computed from two figures of the run: the acceptance length, which is the mean
-    number of tokens per step, and the number of drafted tokens per step. Raises PlanError for other values, and for a
-    run without these figures.
+    - A number from 0 to 1 is returned unchanged.
+    - The folder of a run: the probability is computed from the mean number of tokens per step and the number of drafted
+      tokens per step in this run.
+    - None is returned unchanged.
+
+    `draft_tokens` is the number of drafted tokens per step in the prediction. Raises PlanError for other values, and
+    for a run without these figures.
     """
     if text is None:
         return None
@@ -62,8 +65,9 @@ def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
 def _drafted_per_step(speculation: Speculation) -> int | None:
     """Return the number of drafted tokens per step of a run, or None if it is unknown.
 
-    Some servers report only the acceptance length (mean tokens per step) and the acceptance rate. A step emits the
-    accepted tokens and one more token, so the number is `(acceptance length - 1) / acceptance rate`.
+    Some servers do not report this number, but report the acceptance length (mean number of tokens per step) and the
+    acceptance rate (share of drafted tokens that are accepted). A step emits the accepted tokens and one more token.
+    The number is therefore `(acceptance length - 1) / acceptance rate`.
     """
     if speculation.draft_tokens and speculation.steps:
         return max(1, round(speculation.draft_tokens / speculation.steps))
@@ -78,10 +82,14 @@ def _check_draft_tokens(acceptance: str, draft_tokens: int) -> None:
 
 
 def acceptance_from_length(length: float, draft_tokens: int) -> float:
-    """Return the probability `p` that a drafted token is accepted, given the mean number of tokens per step (`length`).
+    """Return the probability `p` that the server accepts a drafted token.
 
-    `p` solves `length = 1 + p + p**2 + ... + p**draft_tokens`. The result is 1 if `length` exceeds `draft_tokens + 1`,
-    and 0 if `length` is less than 1.
+    `length` is the mean number of tokens per step, and `draft_tokens` is the number of drafted tokens per step. `p` is
+    the solution of
+
+        length = 1 + p + p**2 + ... + p**draft_tokens.
+
+    The result is 1 if `length` exceeds `draft_tokens + 1`, and 0 if `length` is less than 1.
     """
     from scipy.optimize import brentq
 

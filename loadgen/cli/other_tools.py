@@ -185,8 +185,8 @@ def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = ""
 def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -> None:
     """Translate an option that loadgen does not have, and add the result to the draft.
 
-    `value` is the value attached to the option, or None. `rest` holds the words after the option. Values of the option
-    are removed from `rest`.
+    `value` is the value in the same word as the option, such as 5 in `--num-prompts=5`, or None. `rest` contains the
+    following words. If the value of the option is one of them, it is removed from `rest`.
     """
     is_known = _is_foreign(option) or option in FOREIGN_FORMS
     (draft.foreign if is_known else draft.unknown).append(option)
@@ -218,9 +218,10 @@ def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
 
 
 def _split(word: str, known: dict[str, Any]) -> tuple[str, str | None]:
-    """Split a word such as `--num_prompts=5` or `-c10` into the usual name of an option and its attached value.
+    """Split a word of a command line into the name of an option and its value.
 
-    The value is None if no value is attached. Single-dash names such as `-rate=50` (vegeta) are also recognised.
+    For example, `--num_prompts=5` becomes `--num-prompts` and `5`, and `-c10` becomes `-c` and `10`. A name with a
+    single dash, such as `-rate=50` of vegeta, becomes `--rate`. The value is None if the word contains no value.
     `known` contains the options of the loadgen command.
     """
     name, equals, value = word.partition("=")
@@ -237,7 +238,10 @@ def _is_foreign(name: str) -> bool:
 
 
 def _is_foreign_form(name: str, value: str) -> bool:
-    """Return True if loadgen has the option `name` too, but the value has the format of another load tester."""
+    """Return True if the value of the option `name` is written as in another load tester.
+
+    loadgen has an option with this name too, but its values have a different format.
+    """
     form = FOREIGN_FORMS.get(name)
     return form is not None and form.match(value) is not None
 
@@ -392,9 +396,9 @@ def _endpoint_type(draft: Draft, value: str) -> None:
 
 
 def _profile(draft: Draft, value: str) -> None:
-    """Translate `--profile` or `--rate-type` of GuideLLM.
+    """Translate `--profile` or `--rate-type` of GuideLLM, such as `concurrent` or `kind=concurrent,streams=8`.
 
-    An empty `value` is ignored. It comes from the flag `--profile` of vllm bench.
+    vllm bench has a flag `--profile`, which gives an empty `value`. It is ignored.
     """
     pairs = _pairs(value)
     if "max_concurrency" in pairs or "streams" in pairs:
@@ -488,9 +492,10 @@ def _threshold(draft: Draft, value: str) -> None:
 
 
 def _stages(draft: Draft, value: str) -> None:
-    """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop of the same total duration.
+    """Translate stages of k6, such as `30s:10,1m:20` (10 users after 30 s, 20 users after another minute).
 
-    The number of clients is constant: the largest number of users in any stage. loadgen starts all clients at once.
+    The result is a closed loop with the total duration of all stages. Its number of clients is constant: the largest
+    number of users in any stage. loadgen starts all clients at once, so the ramps between stages are left out.
     """
     stages = [stage.rpartition(":") for stage in value.split(",") if ":" in stage]
     targets = [int(target) for _, _, target in stages if target.isdecimal()]
@@ -730,10 +735,10 @@ def _compose_profile(draft: Draft, profile: str) -> None:
 
 
 def _compose_rate(draft: Draft, *, constant: bool) -> None:
-    """Set the option for arrivals (`--rate` or `--arrivals`) of a load that has a request rate.
+    """Set the loadgen option `--rate` or `--arrivals` of a load that has a request rate.
 
-    If `constant` is True, the intervals between arrivals are constant. Otherwise, they are random. The other tool's
-    option for burstiness determines how much they vary.
+    If `constant` is True, the intervals between arrivals are constant. Otherwise they are random, and vary as much as
+    the other tool's option for burstiness says.
     """
     rate, concurrency = draft.first("--rate"), _number(draft.first("--concurrency"))
     per_worker = _number(rate)
@@ -790,9 +795,10 @@ def _compose_lengths(draft: Draft) -> None:
 
 
 def _is_sglang(draft: Draft) -> bool:
-    """Return True for a command of sglang.bench_serving.
+    """Return True if the draft was translated from a command of sglang.bench_serving.
 
-    Only for this tool, `--random-range-ratio` is the shortest length divided by the longest length.
+    The meaning of `--random-range-ratio` depends on this. In this tool, it is the shortest length divided by the
+    longest length.
     """
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 

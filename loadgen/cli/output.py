@@ -208,9 +208,10 @@ class Output:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """Keep the content of a run in memory, so that `results` does not have to read the run file.
+        """Summarise a run whose content is already in memory, so that `results` does not have to read the run file.
 
-        `drawn` is True if `results` will write an HTML page, which needs the data of the charts.
+        `path` is the path of the run that `results` will receive. `drawn` is True if `results` will write an HTML page,
+        which needs the data of the charts.
         """
         self._known[path] = self._summarised(path, drawn=drawn, known=(run, frame))
 
@@ -317,7 +318,10 @@ class Output:
 
 @contextmanager
 def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
-    """Append an OutputError raised in this context to `problems`, so that the results can be printed first."""
+    """Append an OutputError that is raised in the `with` block to `problems` instead of raising it.
+
+    The caller can print the results first, and raise the error afterwards.
+    """
     try:
         yield
     except OutputError as error:
@@ -325,10 +329,10 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Return True if the verdict on an objective must be printed to stderr when the results are not printed as text.
+    """Return True if the verdict on an objective must be printed to stderr.
 
-    Every failure is printed. An inconclusive verdict is also printed, except with both --quiet and `--inconclusive
-    pass`.
+    This is only asked if the results are not printed as text, because of --json or --quiet. Every failure is printed.
+    An inconclusive verdict is printed too, except with both --quiet and `--inconclusive pass`.
     """
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 

@@ -54,9 +54,9 @@ class TolerantStream:
 
     @property
     def lost(self) -> bool:
-        """Return True if text was lost, for example on a full disk.
+        """Return True if text could not be written, for example because the disk is full.
 
-        Text is not counted as lost if the reader of a pipe or terminal has gone away.
+        Text does not count as lost if the reader has gone away, such as a closed terminal or the command after a pipe.
         """
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
@@ -112,8 +112,8 @@ def protect() -> tuple[SafeStream, SafeStream]:
 def results_are_kept(folder: Path, *, text_only: bool) -> None:
     """Record that the results of a measurement are stored in `folder`.
 
-    Set `text_only` if standard output receives text for people and no JSON. In this case, a failed write to standard
-    output does not change the exit code.
+    Set `text_only` if the command prints the results only as text for people, not as JSON. The user can then read the
+    results in the folder. A failed write to standard output therefore does not change the exit code.
     """
     stream = getattr(sys.stdout, "unfiltered", None)
     if isinstance(stream, TolerantStream):

@@ -327,8 +327,8 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
 def _server_model(options: SweepCommandOptions, model: str | None) -> ServerModel | None:
     """Return the server model that the options describe, or None without --virtual and --twin.
 
-    With --virtual, the sweep runs on this model. With only --twin, the model predicts the sweep of the real server.
-    Raises PlanError for `--virtual twin` without --twin.
+    With --virtual, the sweep runs on this model instead of a server. With only --twin, the sweep runs on the real
+    server, and the model predicts the results. Raises PlanError for `--virtual twin` without --twin.
     """
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import read_twin
@@ -365,8 +365,8 @@ def _hour_cost(text: str | None) -> Price | None:
 def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:
     """Return the clock speed of the server, as a multiple of real time. It is 1 for a real server.
 
-    Raises PlanError if the clock of a simulated server runs at another speed and an option needs real time. Prices and
-    the predictions of a twin are in real time, unlike the other figures of a sweep.
+    Raises PlanError if the speed is not 1 and an option needs real time: --gpu-hour-cost or --twin. Prices and the
+    predictions of a twin are in real time. The other figures of a sweep are in the time of the server's clock.
     """
     from loadgen.engine.resolve_server import clock_speed
 

@@ -241,10 +241,13 @@ def _write_page(
 def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Predicted]:
     """Predict the figures of a plan on a twin, each with a 95% interval. No file is written.
 
-    The plan is simulated once with the fitted constants, and once with each of several random draws of the constants.
-    The draws reflect the uncertainty of the fit. If the plan names other hardware or another model than the twin, the
-    intervals also contain the errors of the hardware model. The list is empty for loads of more than MAX_REQUESTS
-    requests. Raises the same errors as loadgen.studies.simulate.run.
+    The plan is simulated once with the constants of the twin. To find out how uncertain the result is, the plan is also
+    simulated with constants that were drawn at random within the uncertainty of the fit. `draws` is the number of these
+    simulations. By default, it depends on the number of requests. If the plan names other hardware or another model
+    than the twin, the intervals also contain the errors of the hardware model.
+
+    Return an empty list for loads of more than MAX_REQUESTS requests. Raises the same errors as
+    loadgen.studies.simulate.run.
     """
     from loadgen.analysis import prediction
     from loadgen.analysis.build_summary import summarise
@@ -280,14 +283,14 @@ REAL_TIME_HINT = "Repeat the run with --speed 1."
 
 
 def _read(path: Path, *, fallback: bool = False) -> Run:
-    """Read a run to which a twin can be fitted, or with which a twin can be compared.
+    """Read the run at `path`, to fit a twin to it or to compare a twin with it.
 
-    Raises PlanError if the run was simulated in virtual time, or if the clock of its simulated server did not run in
-    real time. The constants of a twin are in real seconds. A simulated server at five times real time would seem to
-    have five times the memory bandwidth.
+    Raises PlanError if the times of the run are not real seconds, because the constants of a twin are. This is the case
+    for a run in virtual time, and for a simulated server whose clock did not run in real time. For example, a simulated
+    server at five times real time would seem to have five times the memory bandwidth.
 
     Raises UnreachableError if loadgen used the built-in simulated server only because it found no real one. A twin of
-    such a run would describe none of the user's servers. `fallback` allows such runs.
+    such a run would describe none of the user's servers. With `fallback`, such runs are accepted.
     """
     from loadgen.analysis.run import runfile
 

@@ -118,13 +118,13 @@ def ui(
 
 
 def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Merge a plan file into the settings of the command line.
+    """Merge the settings in a plan file with those of the command line, which win.
 
     Return three parts:
 
-    - The options of Locust.
+    - The settings for which Locust has options.
     - The other settings of the run: classes of traffic and objectives.
-    - The names of ignored settings. These settings describe a load, but the load of an interactive run is its users.
+    - The names of settings that are ignored. They describe a load, but in an interactive run the users are the load.
 
     Raises PlanError for a setting that an interactive run cannot have.
     """
@@ -165,9 +165,9 @@ def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
 
 
 def _check_locustfile(file: Path | None) -> None:
-    """Raise PlanError if Python cannot read the locustfile, for example because it is a device.
+    """Raise PlanError if the locustfile exists but Python cannot read it, for example because it is a device.
 
-    Locust itself reports missing files.
+    Locust itself reports a missing file. Folders are not checked.
     """
     if file is None or file.is_dir() or not file.exists():
         return

@@ -23,7 +23,8 @@ def refuse_with_prefill_workers(options: Mapping[str, bool]) -> None:
 def check_worker_options(prefill_workers: int, decode_workers: int | None, chunked_prefill: str | None) -> None:
     """Raise PlanError if an option of `loadgen simulate` has no effect.
 
-    `--chunked-prefill` has no effect with separate prefill workers, and `--decode-workers` has none without them.
+    - `--chunked-prefill` has no effect if there are separate prefill workers.
+    - `--decode-workers` has no effect if there are none.
     """
     if prefill_workers:
         refuse_with_prefill_workers({"--chunked-prefill": chunked_prefill is not None})

@@ -148,7 +148,10 @@ def time_call(device: str, step: Callable[[], Any]) -> float:
 
 
 def _probe(device: str, step: Callable[[], Any], statistic: Statistic = min) -> float:
-    """Return the seconds that `step` takes: the `statistic` of several attempts after one warm-up."""
+    """Call `step` once to warm up, then several more times, and return its duration in seconds.
+
+    `statistic` computes the result from the durations of these calls. By default, it is the minimum.
+    """
     step()
     end = time.perf_counter() + PROBE_S
     seconds = [time_call(device, step)]
@@ -174,10 +177,11 @@ def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
 
 
 def _fresh_bytes_per_s(statistic: Statistic) -> float:
-    """Return the rate at which the operating system provides new memory, in bytes per second.
+    """Return the rate in bytes per second at which the operating system provides new memory.
 
-    The rate is computed from the durations of several attempts, which `statistic` combines into one. Return 0 if
-    writing to new memory takes no longer than writing to memory that is already in use.
+    The function writes to new memory and to memory that is already in use, several times each. `statistic` computes one
+    duration from these attempts, for example the minimum. Return 0 if writing to new memory does not take clearly
+    longer.
     """
     used = torch.ones(STREAM_VALUES)
     used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)

@@ -189,11 +189,14 @@ def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: Device
 
 
 def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
-    """Return step times in s by architecture: standard, the requested one, and one without communication.
+    """Return a dict with the step times in s of three architectures. `batch` is the number of sequences.
 
-    `model` has the weights, and `batch` is the number of sequences. The three models share their weights, and their
-    steps alternate, so that the differences show how much of the all-reduce time the requested architecture hides.
-    Return an empty dictionary if there are no all-reduces that could be hidden.
+    The architectures are the standard one, the requested one (`spec.architecture`), and one without communication. They
+    share the weights of `model`, and their steps alternate. The differences show how much of the all-reduce time the
+    requested architecture hides.
+
+    The dict is empty for a single process, and if the standard architecture is requested without a simulated link
+    delay.
     """
     if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}
@@ -281,10 +284,11 @@ def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceL
 
 
 def _fastest_total(repeats: list[list[float]]) -> float:
-    """Return the sum of the fastest times of all calls, in s.
+    """Return the sum over all calls of the fastest time of each call, in s.
 
-    Each repeat makes the same calls, so `repeats[i][j]` is the time of call j in repeat i. The fastest time of a call
-    is its minimum over the repeats.
+    Every repeat makes the same calls, so `repeats[i][j]` is the time of call j in repeat i. The fastest time of a call
+    is its minimum over the repeats. If the numbers of calls differ after all, the additional calls of longer repeats
+    are ignored.
     """
     same_calls = len({*map(len, repeats)}) == 1
     return math.fsum(map(min, zip(*repeats, strict=same_calls)))

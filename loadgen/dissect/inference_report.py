@@ -95,13 +95,13 @@ def layer_s(case: StepCase, result: InferenceResult) -> float:
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Return ratios that show whether the measured times agree. Each ratio has a name.
+    """Return ratios by name that show whether the measured times agree.
 
     A ratio is the sum of the times of all parts, divided by the time of the whole. For example, the times of all
     operators of a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree.
 
     - The ratios of the forward pass come from its fastest repeat, which other programs disturbed least.
-    - The ratio for torch.profiler divides the time that OpProfiler measured by the time that torch.profiler measured.
+    - One ratio divides the time of all operators in OpProfiler by their time in torch.profiler.
     - The ratio of the backward pass is the largest one over all repeats.
     """
     parts = case.parts_s
@@ -154,9 +154,10 @@ def sentences(case: StepCase, result: InferenceResult) -> list[str]:
 
 
 def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
-    """Return sentences about the time of an all-reduce.
+    """Return sentences about the time of an all-reduce, and about how much of it the architecture hides.
 
-    The sentences also state which share of this time the architecture hides, and which share `loadgen limits` expects.
+    An all-reduce is hidden while the device computes at the same time. The sentences compare the measured hidden share
+    with the share that `loadgen limits` expects.
     """
     fastest = {name: min(seconds) for name, seconds in case.beside_s.items()}
     attention, mlp = block_times_s(case, result, fastest["no-communication"])
@@ -180,8 +181,8 @@ def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
 def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
     """Return the seconds of the attention block and of the MLP block of one layer, without communication.
 
-    `step_s` is the time of a step without communication. It is divided between all operators in proportion to their
-    measured times. The time of a layer's norms and residual sums is shared equally by both blocks.
+    `step_s` is the time of a step without communication. Each operator gets a part of this time in proportion to its
+    measured time. The parts of norms and residual sums are shared equally by the two blocks.
     """
     computing = [
         operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"
@@ -198,10 +199,14 @@ def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tup
 
 
 def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
-    """Return the share of the standard architecture's all-reduce time that `architecture` hides, from 0 to 1.
+    """Return the share of the all-reduce time that `architecture` hides, compared with the standard architecture.
 
-    The share is `(standard - own) / (standard - no_communication)`. Each term is the fastest step time of one
-    architecture, and `own` is that of `architecture`.
+    `steps_s` contains the step times of each architecture. With the fastest of them, the share is
+
+        (standard - own) / (standard - no_communication), where own is the time of `architecture`.
+
+    The share is at most 1. It is negative if `architecture` is slower than the standard one, and 0 if communication
+    takes no time.
     """
     own = min(steps_s[architecture])
     standard = min(steps_s["standard"])

@@ -182,10 +182,10 @@ class OpProfiler(TorchDispatchMode):
         return self._range_owners[bisect_right(self._range_starts, node._sequence_nr()) - 1]
 
     def _record(self, call: _Dispatch) -> None:
-        """Record a call of an operator.
+        """Record the call of an operator.
 
-        Each collective runs inside a `record_function` block. All calls inside the block are recorded as one operator
-        with the name of the block.
+        A collective (such as an all-reduce) runs inside a `record_function` block. All calls inside this block are
+        recorded as a single operator, which gets the name of the block.
         """
         name = str(call.func.overloadpacket.__name__)
         if name.startswith("_record_function"):
@@ -243,9 +243,12 @@ class _Dispatch:
 
 
 def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Return the reported name of a call, its shape, its FLOPs, and the bytes that it must read and write.
+    """Return four facts about the call of an operator: its reported name, its shape, its FLOPs and its bytes.
 
-    An operator other than a GEMM or attention counts as one FLOP per result value.
+    - The shape is m x n x k for a GEMM, and the largest tensor shape for any other operator.
+    - The FLOPs of an operator that is not a GEMM or attention are one per floating-point value of its result. Views,
+      copies and embeddings have none.
+    - The bytes are those that the call must at least read and write.
     """
     name = str(func.overloadpacket.__name__)
     inputs = _tensors([args, kwargs])
@@ -274,7 +277,11 @@ def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, 
 
 
 def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Return True if a call only creates views: all results share memory with arguments, and nothing is written."""
+    """Return True if a call of the operator `func` only creates views.
+
+    A view shares its memory with an argument, so no value is computed or copied. A call that writes to an argument is
+    no view.
+    """
     if not outputs or any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
         return False
     input_storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -312,9 +319,10 @@ def _direction(backward: bool) -> Direction:
 
 
 def _owner(name: str, module: nn.Module) -> Owner | None:
-    """Return the `Owner` to which the operators of the module with this name are assigned.
+    """Return the `Owner` of the operators that a module calls, or None for a list of modules, which calls none.
 
-    Return None for a list of modules, because a list has no operators.
+    An `Owner` is a pair: the reported name of the module, and True if the module is part of a decoder layer. `name` is
+    the path of the module in the model.
     """
     if isinstance(module, nn.ModuleList):
         return None
@@ -333,7 +341,10 @@ def _part(name: str, module: nn.Module) -> str:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[Owner, Tensor]]:
-    """Yield every parameter of the model, with the `Owner` of the module to which the parameter belongs."""
+    """Yield each parameter of the model, together with the `Owner` of the parameter.
+
+    An `Owner` is a pair: the reported name of a module, and True if the module is part of a decoder layer.
+    """
     for name, parameter in model.named_parameters():
         module = name.rpartition(".")[0].rpartition(".")[2]
         yield (MODULES.get(module, "LM head"), ".layers." in f".{name}"), parameter

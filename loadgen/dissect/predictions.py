@@ -84,10 +84,10 @@ def _link(name: str, probe: LinkProbe) -> Link:
 
 
 def _gpu(limits: DeviceLimits) -> Gpu:
-    """Return the GPU model with these limits.
+    """Return the GPU of the hardware model that has these limits.
 
-    If the limits come from a data sheet, this is the GPU of the data sheet. Otherwise it is an artificial GPU with one
-    SM that reaches the measured limits.
+    If the limits come from a data sheet, this is the GPU of the data sheet. If they were measured, it is an invented
+    GPU with one streaming multiprocessor (SM) that reaches the measured limits.
     """
     if limits.source == DATA_SHEET:
         return gpu(limits.device)

@@ -49,7 +49,10 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Totals over all calls in one step with the same operator, module, shape and direction (forward or backward)."""
+    """The calls of an operator in one step, added up over all calls of the same kind.
+
+    Calls are of the same kind if their module, operator, shape and direction (forward or backward) are equal.
+    """
 
     module: str
     operator: str

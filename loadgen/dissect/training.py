@@ -335,9 +335,10 @@ def _bytes(tensors: Any, device: str) -> float:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return the tensor that this process stores.
+    """Return the plain tensor that stores the values of `tensor` in this process.
 
-    A sharded tensor is replaced by its local shard, and a quantised tensor by its tensor of integers.
+    If `tensor` is sharded over several processes, this is the part in this process. If it is quantised, it is the
+    tensor of integers.
     """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return getattr(part, "int_data", part)

@@ -107,9 +107,10 @@ def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 
 
 def sentences(result: TrainingResult) -> list[str]:
-    """Return the sentences of the report.
+    """Return the sentences of the report about training techniques.
 
-    The sentences state which techniques were not measured, the error of the predictions, and the speed of the links.
+    The sentences state which techniques were not measured and why, how far the predicted peak memory is off, and how
+    fast the links between processes are.
     """
     lines = [
         f"Not measured: {technique.technique}: {technique.cannot}."

@@ -70,7 +70,10 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
     """Locust's master runner, restricted to the accepted message types and robust against malformed bytes."""
 
     def handle_message(self, client_id: str, msg: Message) -> None:
-        """Handle a message if its type is accepted and its node ID is the sender's ID. Ignore any other message."""
+        """Handle a message of an accepted type. Ignore a message of any other type, or with a wrong sender.
+
+        The sender is wrong if the node ID in the message is not `client_id`, the ID of the machine that has sent it.
+        """
         if msg.type in ACCEPTED_TYPES and msg.node_id == client_id:
             super().handle_message(client_id, msg)
 
@@ -115,8 +118,8 @@ class Peer:
     def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Payload], None]) -> None:
         """Register for Locust's messages.
 
-        `handshake` maps each handshake step to its handler. The handlers receive messages from nodes that have not yet
-        proven that they know the shared token.
+        `handshake` maps each step of the handshake to the function that handles its message. These functions may
+        receive messages from any program, because the sender has not yet proven that it knows the shared token.
         """
         self.runner = runner
         self.frames = frames
@@ -244,10 +247,10 @@ class MasterPeer(Peer):
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with a connected machine, as many times as `times` has elements.
+        """Exchange timestamps with the machine `node` several times: once for each element of `times`.
 
-        Each exchange ends or times out before the next one starts. `gap_s` is the pause between two exchanges. The
-        series ends early if the machine disconnects.
+        The next exchange starts when the previous one has ended or timed out, after a pause of `gap_s` seconds. The
+        function returns early if the machine disconnects.
         """
         for _ in times:
             if node not in self.channels:

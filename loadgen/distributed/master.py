@@ -145,11 +145,11 @@ def run(
 
 
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the plan that the machines execute.
+    """Return the fields of the plan that the worker machines execute.
 
-    These are the fields of `header_plan`, the plan in the header of the run. If the plan has classes of traffic,
-    `header_plan` contains the values of the first class in some fields. These values are replaced by those of `plan`,
-    so that the other classes do not inherit them.
+    `header_plan` contains the fields of the plan as the header of the run states them. If the plan has classes of
+    traffic, some of these fields have the values of the first class. The machines must not use those values for the
+    other classes, so they get the values of `plan` instead.
     """
     if not plan.traffic:
         return dict(header_plan)
@@ -265,9 +265,11 @@ class Master:
             self._on_progress("connecting", self.counts())
 
     def _check(self, machine: Machine) -> None:
-        """Check that the machine reaches the same server as the master, and sends the bytes that the master would send.
+        """Check that a machine reaches the same server as the master, and has built the same prompts as the master
+        would.
 
-        Raises DistributedError if the server or the bytes differ.
+        The prompts are compared by the digests of the first request bodies. Raises DistributedError if the server or a
+        digest differs.
         """
         assert machine.drawn is not None
         for fact in ("name", "version", "model", "simulated"):
@@ -385,8 +387,9 @@ class Master:
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
         """Yield one WorkerExit for each worker process of a machine.
 
-        If the machine is lost, `WorkerExit.due` covers every request of its workers. Requests without a Record get the
-        error `worker_lost`, because no other machine sends them.
+        If the machine is lost, its last requests are unknown. All requests that it would have sent then count as due,
+        if their number is known in advance. Those without a Record get the error `worker_lost`, because no other
+        machine sends them.
         """
         tasks = machine.tasks
         due_counts = machine.due or [0] * len(tasks)
@@ -559,9 +562,9 @@ class ClockOffset:
         `instant_ns` is the recorded time in ns since the start of the run. `start_ns` is the start of the run on the
         master's clock.
 
-        The two machines exchanged timestamps at the times `before` and `after`. Between these times, the clock of the
-        worker machine drifted by `drift_ns`, at a rate that is assumed to be constant. The correction is the part of
-        the drift from `before` until the recorded time, with the opposite sign.
+        Between the exchanges `before` and `after`, the clock of the worker machine drifted by `drift_ns`. The rate of
+        the drift is assumed to be constant. The correction is the drift from `before` until the recorded time, with the
+        opposite sign.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
@@ -569,10 +572,11 @@ class ClockOffset:
 
 
 def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
-    """Return the clock offset of a machine, from two exchanges of timestamps: one before and one after `start_ns`.
+    """Return the clock offset of a machine, given its exchanges of timestamps with the master (`samples`).
 
-    On each side of the start, the exchange with the shortest round trip is used. If there is no exchange after the
-    start, the exchange before the start is used twice. Raises ValueError if there is no exchange before the start.
+    The offset is computed from two exchanges, one before and one after the start of the run (`start_ns`). On each side
+    of the start, the exchange with the shortest round trip is used. Without an exchange after the start, the one before
+    the start is used twice. Raises ValueError if there is no exchange before the start.
     """
     best = partial(min, key=attrgetter("round_trip_ns"))
     before = best(sample for sample in samples if sample.at_ns <= start_ns)
@@ -581,11 +585,14 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """Return a line of a worker machine's part file, with the times of its Record converted to the master's clock.
+    """Return a line of a worker machine's part file, with the times in its Record converted to the master's clock.
 
-    All times of a Record are shifted by the same amount, so durations stay as measured. The amount is the clock
-    correction at the time when the request was sent. In an open loop (`closed` is False) the due time is not shifted,
-    because the plan determines it. A line that contains no Record is returned unchanged.
+    All times of a Record are shifted by the same amount, so durations stay as measured. `offset` determines the amount
+    for the time when the request was sent, or was due if it was not sent. `start_ns` is the start of the run on the
+    master's clock.
+
+    In a closed loop (`closed`), the due time is shifted too. In an open loop it is not, because the plan determines it.
+    A line that contains no Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

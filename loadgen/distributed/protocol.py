@@ -233,10 +233,10 @@ class Joined(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """Event: there is no connection to the other machine, and `reason` states why.
+    """Event: there is no connection to the other machine. `reason` states why.
 
     For example, the handshake failed, the other machine has disconnected, or it was silent for too long. On the master,
-    `node` names the worker machine. On a worker machine, `node` is set only if the handshake failed.
+    `node` is the name of the worker machine. On a worker machine, `node` is empty unless the handshake failed.
     """
 
     node: str
@@ -297,8 +297,8 @@ class ClockSeries(Message, frozen=True):
 class Sealed(Message, frozen=True):
     """A message from or to another machine, on its way between a loadgen command and its Locust process.
 
-    From the command to the Locust process: the Locust process seals `body` and sends it to the machine `node`. From the
-    Locust process to the command: `body` is the content of a sealed message from the machine `node`.
+    - Sent by the command: the Locust process seals `body`, and sends it to the machine `node`.
+    - Sent by the Locust process: `body` is the content of a sealed message that has arrived from the machine `node`.
     """
 
     node: str
@@ -467,8 +467,8 @@ def address_of(text: str, option: str, *, listening: bool = False) -> Address:
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
     """Return a digest of the first request bodies that a worker process sends.
 
-    The digest depends on the prompts, the model and the dialect. The master compares the digest of a machine with its
-    own digest, so that the prompts need not be sent.
+    The master computes the same digest for each worker process. If the digests are equal, a machine has built the same
+    prompts for the same model and dialect. The prompts themselves need not be sent.
     """
     bodies = (request_body(request, dialect, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()

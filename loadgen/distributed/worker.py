@@ -175,9 +175,10 @@ class MasterSession:
         return start.at_ns
 
     def _report(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
-        """Send the live counters of the worker processes to the master.
+        """Send the live counters of this machine's worker processes to the master.
 
-        `ahead_ns` is the time in ns until the start of the run. It is 0 in all reports but the first one.
+        The first report is sent when the order to start arrives. In this report, `ahead_ns` is the time in ns until the
+        run starts. It is negative if the start is already over. In all other reports `ahead_ns` is 0.
         """
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]

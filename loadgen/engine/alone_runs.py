@@ -31,14 +31,13 @@ def check_alone(plan: Plan, option: str) -> None:
 def run_alone(
     plan: Plan, folder: Path, run_class: Callable[[Plan, Path], Footer], say: Say | None = None
 ) -> dict[str, str] | None:
-    """Run each class of traffic by itself with `run_class`, in the folder `FOLDER-alone/CLASS`.
+    """Run each class of traffic by itself with `run_class`.
 
-    `folder` is the folder of the run with all classes. The result contains the folder of each class's run, relative to
-    `folder`. The result is None if one of the runs was interrupted.
+    The folder of such a run is `FOLDER-alone/CLASS`, where FOLDER is `folder`, the folder of the run with all classes.
+    Return a dict with the folder of each class's run, relative to `folder`, or None if one of the runs was interrupted.
 
-    The runs of single classes use a different seed than the run with all classes. With the same seed, the prompts of
-    the later run would already be in the server's prefix cache. The commands of --at run only in the run with all
-    classes.
+    These runs use a different seed than the run with all classes, which comes later. With the same seed, its prompts
+    would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

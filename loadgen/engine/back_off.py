@@ -85,8 +85,10 @@ class BackOff:
             self.next_try_ns = now_ns
 
     def take(self, now_ns: int) -> list[int]:
-        """Remove the clients that may send again now, and return how long each of them has waited, in ns.
+        """Remove clients that may send again now from the waiting clients. Return how long each of them has waited, in
+        ns.
 
+        Normally this is the client that has waited longest. If there are no more pauses, it is every waiting client.
         The list is empty if no client waits or the pause is not over.
         """
         if not self._waiting_since or now_ns < self.next_try_ns:

@@ -37,11 +37,12 @@ UNAVAILABLE = frozenset({502, 503, 504})
 def replica_in_turn(number: int, replicas: int, workers: int) -> int:
     """Return the index of the replica for the request or session with this number.
 
-    Each block of `replicas` consecutive numbers has one request for every replica, so the numbers of requests per
-    replica differ by at most one, wherever the run ends.
+    `replicas` is the number of replicas, and `workers` is the number of worker processes. Each block of `replicas`
+    consecutive numbers has one request for every replica. Wherever the run ends, the numbers of requests per replica
+    therefore differ by at most one.
 
-    Worker process w sends the requests w, w + workers, w + 2 * workers, and so on. A plain `number % replicas` would
-    send all requests of a worker to the same replica if there are as many workers as replicas. To avoid this, the order
+    The plain rule `number % replicas` is not enough. Worker w sends the requests w, w + workers, w + 2 * workers, and
+    so on. With as many workers as replicas, all requests of a worker would go to the same replica. Therefore the order
     of the replicas is rotated by one after every `lcm(replicas, workers)` numbers. With 2 workers and 2 replicas:
 
         number               0  1  2  3  4  5  6  7
@@ -54,9 +55,10 @@ def replica_in_turn(number: int, replicas: int, workers: int) -> int:
 
 
 class Dealer:
-    """Chooses the replica for each request of one worker process, for the balances `even` and `session`.
+    """Chooses the replica for each request of one worker process before the request is encoded.
 
-    With the balance `least-busy`, this class chooses replicas only for warm-up requests and canaries.
+    This works for the balances `even` and `session`. With the balance `least-busy`, replicas are chosen later, so this
+    class chooses them only for warm-up requests and canaries.
     """
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
@@ -73,10 +75,10 @@ class Dealer:
         """Ids of the sessions of this worker, in the order in which they start."""
 
     def choose(self, request: Request, canary: int | None = None) -> int | None:
-        """Return the index of the replica for a request, or None if the driver must choose it when the request is due.
+        """Return the index of the replica for a request, or None if it must be chosen when the request is due.
 
-        `canary` is the number of the canary that the request contains, or None. Sessions must be passed in the order in
-        which they start.
+        The balance `least-busy` chooses replicas when requests are due. If the request is a canary, `canary` is the
+        number of the canary. Sessions must be passed in the order in which they start.
         """
         if canary is not None:
             return canary % self._replicas
@@ -92,10 +94,10 @@ class Dealer:
         return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return how many of a worker's spare connections are for one replica. The result is at least 1.
+        """Return how many of a worker's spare connections lead to one replica. The result is at least 1.
 
-        `spare` is the number of spare connections of this worker to all replicas. They are divided among the replicas
-        in the same proportions as the worker's first `spare` requests.
+        `replica` is the index of this replica. `spare` is the number of spare connections of the worker to all
+        replicas. They are divided among the replicas in the same way as the first `spare` requests of the worker.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))
@@ -169,7 +171,10 @@ def is_unavailable(error_kind: str, http_status: int | None) -> bool:
 
 
 class NewAddress(NamedTuple):
-    """The parts of an encoded request that must be replaced to send the request to another replica."""
+    """The parts to replace in an encoded request, so that it can be sent to another replica.
+
+    `old_prefix` and `old_host` are replaced by `new_prefix` and `new_host`.
+    """
 
     old_prefix: bytes
     new_prefix: bytes
@@ -180,9 +185,8 @@ class NewAddress(NamedTuple):
 
     @classmethod
     def between(cls, written_for: Target, target: Target) -> NewAddress:
-        """Return the parts to replace if a request that was encoded for `written_for` is sent to `target`.
-
-        Both arguments are replicas.
+        """Return the parts to replace if a request to the replica `written_for` is sent to the replica `target`
+        instead.
         """
         return cls(
             written_for.request_target("").encode("latin-1"),
@@ -193,10 +197,10 @@ class NewAddress(NamedTuple):
 
 
 def readdressed(payload: bytes, address: NewAddress) -> bytes:
-    """Return an encoded request for another replica, with a new request line and a new Host header.
+    """Return the encoded request `payload` for another replica, with a new request line and a new Host header.
 
-    A Host header that the user has set is not changed. The body is copied only once, because the function is called
-    when the request is due.
+    `address` contains the parts to replace. A Host header that the user has set is not changed. The body is copied only
+    once, because the function is called when the request is due.
     """
     target_at = payload.find(b" ") + 1
     headers_at = payload.find(b"\r\n") + 2

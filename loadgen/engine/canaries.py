@@ -75,13 +75,17 @@ class CanaryLoop(ClosedLoop):
 
 
 class CanaryLog:
-    """Collects the answers to canaries until the start time of the run is known."""
+    """Collects the answers to canaries (prompts with a known answer).
+
+    The answers are kept here until the start time of the run is known, because the run file states times relative to
+    it.
+    """
 
     def __init__(self, dialect: Dialect, first_serial: int = 0) -> None:
-        """Create an empty log.
+        """Create an empty log for responses in the format `dialect`.
 
-        The ids of this log's requests begin at `first_serial`. Each worker passes a different value, so that no two
-        requests have the same id.
+        The ids of the log's requests follow from serial numbers that begin at `first_serial`. Each worker passes a
+        different value, so that no two requests have the same id.
         """
         self.canaries: list[Canary] = []
         """The answers so far, with times of CLOCK_MONOTONIC."""
@@ -193,12 +197,15 @@ class CanaryAsker:
 
 
 def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:
-    """Return the marks of a text that a working server rarely generates. `Record.marks` stores these marks.
+    """Return marks for a text that a working server rarely generates, or an empty dict for an ordinary text.
 
-    - `blank_text`: The text is empty or contains only white space.
-    - `looping_text`: The text ends in a loop (see `ends_in_loop`).
+    `Record.marks` stores these marks:
+
+    - `blank_text`: The text is empty or contains only white space. Such a text gets no other mark.
+    - `looping_text`: The text ends with a string that is repeated many times (see `ends_in_loop`).
     - `replacement_text`: The text contains U+FFFD, which stands for bytes that are not UTF-8.
-    - `cut_json`: The text begins like JSON and is not JSON, although `finish_reason` says that the model ended it.
+    - `cut_json`: The text begins like JSON but is not JSON, although the model itself ended the text. `finish_reason`
+      is the reason why the text ended.
     """
     marks = {}
     if not text.strip():

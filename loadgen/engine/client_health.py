@@ -218,9 +218,9 @@ class LiveCounters(Structure):
             setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Extend the time from `first_sent_ns` to `last_end_ns` by the time from `sent_ns` to `end_ns`.
+        """Note that a request was sent at `sent_ns` and ended at `end_ns`, both in ns from the run's start.
 
-        All of these times are in ns from the run's start.
+        `first_sent_ns` becomes the earliest time of sending, and `last_end_ns` becomes the latest end.
         """
         self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
         self.last_end_ns = max(self.last_end_ns, end_ns)
@@ -285,10 +285,11 @@ class FirstTokens:
         """
 
     def look(self, arriving: Iterable[Exchange]) -> None:
-        """Search unfinished responses for their first token, and add the TTFTs that are found to the live latencies.
+        """Search unfinished responses for their first token, and add each TTFT to the live latencies.
 
-        At most MAX_SEARCHED responses are searched per call. The first event of a response is often not the first
-        token, because events without a token may arrive much earlier, such as the role in a chat.
+        `arriving` contains the responses that are still arriving. At most MAX_SEARCHED of them are searched per call.
+        The first event of a response is often not its first token. For example, a chat response begins with an event
+        that only contains the role.
         """
         seen, searched = self._seen, self._searched
         unseen = (

@@ -24,7 +24,10 @@ SLEW_TOLERANCE_NS = 1_000
 
 
 class ClockPairs:
-    """Pairs of CLOCK_REALTIME and CLOCK_MONOTONIC readings, and conversion between the two clocks."""
+    """Pairs of readings of CLOCK_REALTIME and CLOCK_MONOTONIC, taken at almost the same time.
+
+    The difference of a pair is the offset between the clocks. It converts times of one clock to times of the other.
+    """
 
     def __init__(
         self, realtime_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -38,10 +41,9 @@ class ClockPairs:
         self.take()
 
     def take(self) -> None:
-        """Add a pair of clock readings.
+        """Read both clocks at almost the same time, and store the pair of readings.
 
-        Both clocks are read together five times. The pair that took the least time is kept, because it is the most
-        exact one.
+        Five pairs are read. Only the pair that took the least time is stored, because it is the most exact one.
         """
         readings = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
         before, realtime, after = min(readings, key=lambda reading: reading[2] - reading[0])
@@ -50,11 +52,11 @@ class ClockPairs:
         self.disagreement_ns = max(self.disagreement_ns, abs(self._offsets[-1] - self._offsets[0]))
 
     def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
-        """Convert CLOCK_REALTIME timestamps to CLOCK_MONOTONIC, both in ns.
+        """Convert timestamps from CLOCK_REALTIME to CLOCK_MONOTONIC, both in ns.
 
-        If the offset between the clocks has changed by at most SLEW_TOLERANCE_NS, the newest offset is used for all
-        timestamps. Otherwise the offset is interpolated for each timestamp, between the last pair of readings before it
-        and the first pair after it.
+        The offset between the clocks is known from pairs of readings. If it has changed by at most SLEW_TOLERANCE_NS
+        during the run, the newest offset is used for all timestamps. Otherwise each timestamp gets an interpolated
+        offset, from the last pair of readings before it and the first pair after it.
         """
         if self.disagreement_ns <= SLEW_TOLERANCE_NS:
             offset = self._offsets[-1]

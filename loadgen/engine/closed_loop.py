@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class ClosedLoop:
     """The request queue of a closed loop with `clients` clients.
 
-    The next request of a client becomes due `think_ns` after the end of its last request. At `until_ns` after the run's
-    start, the loop ends and no more requests become due.
+    When a request of a client has ended, the client's next request is due after the think time `think_ns`. The loop
+    ends at `until_ns`, in ns from the run's start: no request becomes due after this time.
 
-    The next request of each client is built and encoded before the previous request ends. Otherwise the next request
-    would be sent late, especially when several requests end at the same time.
+    Requests are built and encoded in advance. Otherwise they would be sent late, especially when several requests end
+    at the same time.
     """
 
     closed = True
@@ -85,10 +85,10 @@ class ClosedLoop:
 
 
 class SessionQueue:
-    """The request queue of a workload with sessions. The queue starts sessions, and counts the active ones.
+    """The request queue of a workload with sessions. It starts sessions, and counts the sessions in progress.
 
-    `starts` is the open or closed loop that decides when each session starts. It yields the first request of each
-    session. `following` decides when the later requests of a session become due.
+    `starts` is the open or closed loop that decides when each session starts. It contains only the first request of
+    each session. `following` decides when the later requests become due.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, following: Turns | GraphRequests) -> None:
@@ -97,19 +97,19 @@ class SessionQueue:
         self._active = 0
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first requests of the sessions that start next, all at the same time."""
+        """Return the first requests of all sessions that start at the next start time."""
         group = self._starts.group()
         self._active += len(group)
         return group
 
     def draw(self) -> bool:
-        """Build and encode the first request of a session before it is due. Return True if a request was built."""
+        """Build and encode the first request of a later session in advance. Return True if a request was built."""
         return self._starts.draw()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the first request of the session that starts because another session ended at `ended_ns`.
+        """Return the first request of the next session, after another session has ended at `ended_ns`.
 
-        Return None in an open loop, and when no more sessions start.
+        Return None if the end of a session starts no other session, as in an open loop, or if no session is left.
         """
         self._active -= 1
         slot = self._starts.next_after_completion(ended_ns)
@@ -118,12 +118,12 @@ class SessionQueue:
 
     @property
     def closed(self) -> bool:
-        """Return True if the end of a session makes another session due."""
+        """Return True if a new session starts whenever another session has ended (a closed loop)."""
         return self._starts.closed
 
     @property
     def timed(self) -> bool:
-        """Return True if the run starts sessions one after the other until a given duration has passed."""
+        """Return True if the run starts sessions until a given duration has passed."""
         return self._starts.timed
 
     @property
@@ -133,10 +133,10 @@ class SessionQueue:
 
 
 class Turns:
-    """The later turns of sessions that are chats with several turns.
+    """The later turns of sessions that are chats.
 
-    Each turn is due after a think time, which begins when the response to the previous turn is decoded. `slot_of`
-    encodes a turn, given its due time.
+    Each turn is due after a think time. The think time begins when the response to the previous turn has been decoded.
+    `slot_of` encodes a turn, given its due time.
     """
 
     def __init__(self, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:
@@ -155,8 +155,9 @@ class Turns:
 class GraphRequests:
     """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
 
-    The file with the sessions states when each of these requests becomes due: a certain time after the start or end of
-    other requests. `slot_of` encodes a request, given its due time.
+    The first request of a session starts the session. For each later request, the file with the sessions states when it
+    becomes due: a certain time after other requests were sent or ended. `slot_of` encodes a request, given its due
+    time.
     """
 
     def __init__(self, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]) -> None:

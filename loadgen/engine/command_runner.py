@@ -85,7 +85,9 @@ class CommandRunner:
 
     @property
     def notes(self) -> list[str]:
-        """Messages for the footer of the run about commands that never ran, because the run ended too early."""
+        """Messages for the footer of the run file about commands that did not run, because the run ended before they
+        were due.
+        """
         if not self._not_due:
             return []
         count, first_s = len(self._not_due), min(command.at_s for command in self._not_due)
@@ -186,7 +188,11 @@ class CommandRunner:
 
 
 def _has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if a command has exited. Its process stays a zombie, so that no other process group gets its id."""
+    """Return True if a command has exited.
+
+    The exit code is not read yet, so the process remains a zombie. Until it is read, no other process group can get the
+    same id.
+    """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

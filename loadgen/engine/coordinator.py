@@ -215,10 +215,11 @@ def run_workers(
 def _fork(
     task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int], in_flight: InFlightTable | None
 ) -> Worker:
-    """Fork the worker process of a task.
+    """Fork the worker process of a task, and return the worker.
 
-    `earlier` are the workers that were forked before. The new process inherits their pipes and closes them. `share` is
-    the index of the new worker and the number of workers. The workers share the memory of `in_flight`.
+    - `earlier` are the workers that were forked before. The new process inherits their pipes, and closes them.
+    - `share` contains the index of the new worker and the number of workers.
+    - `in_flight` counts the requests in flight per replica, in memory that all workers share.
     """
     context = multiprocessing.get_context("fork")  # nothing is pickled, and the prompts are shared memory
     ours, theirs = context.Pipe()
@@ -240,10 +241,10 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until `reached` returns True for every worker that has not ended. `show` is called during the wait.
+    """Wait until each worker has ended, or `reached` returns True for it. `show` is called during the wait.
 
-    The first interrupt stops the workers that are still pending. `patience_s` seconds later, or at the second
-    interrupt, the pending workers are killed.
+    The first interrupt stops the workers that have not reached this state. If they still have not after another
+    `patience_s` seconds, or at the second interrupt, they are killed.
     """
     handled_interrupts = 0
     limit_s = math.inf

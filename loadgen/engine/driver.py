@@ -287,9 +287,9 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Close connections that the server has already closed, if they belong to the next group of requests.
+        """Close the connections of the next group of requests that the server has already closed.
 
-        Return the requests that had these connections.
+        Return the requests of the group that had these connections.
         """
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
@@ -298,10 +298,11 @@ class Driver:
         return closed
 
     def _refresh_group(self, now_ns: int) -> None:
-        """Replace connections that the server has closed while a group of requests waits until it is due.
+        """Replace closed connections of the group of requests that is due next.
 
-        Servers close idle connections after a few seconds. A group of more than CHECKED_GROUP requests is checked only
-        here, and not again when it is sent.
+        Servers close idle connections after a few seconds, so this method is called while the group waits. Nothing is
+        done if the group is due very soon, because the check takes time. A group of more than CHECKED_GROUP requests is
+        checked only here, and not again when it is sent.
         """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
@@ -355,9 +356,10 @@ class Driver:
         return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
 
     def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
-        """Return the first `room` requests of a group, which can be sent now, and let the other requests wait.
+        """Return the requests of a group that can be sent now, and let its other requests wait.
 
-        If other requests are already waiting, no request of the group can be sent now.
+        `room` is the number of further requests that may be in flight. If earlier requests are already waiting, they
+        are sent first, so no request of the group can be sent now.
         """
         if self._waiting:
             room = 0  # earlier requests are sent first
@@ -424,7 +426,10 @@ class Driver:
                 self._wait(following)
 
     def _build_ahead(self) -> None:
-        """Build one request that will soon be due. Repeat until all such requests are built."""
+        """Build one request that waits for a request in flight, so that its prompt is ready when the request is due.
+
+        The method schedules itself again until all such requests are built.
+        """
         assert isinstance(self._following, GraphRequests)
         self._building = not self._interrupted and self._following.build_next()
         if self._building:
@@ -485,10 +490,9 @@ class Driver:
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
-        """Send a request once more, on a new connection.
+        """Send a request for the second time, on a new connection.
 
-        The exchange `lost` is the first attempt. The server closed its connection before it sent any byte of a
-        response.
+        `lost` is the first attempt. The server closed its connection before it sent a byte of the response.
         """
         try:
             connection = await self._pool_of(slot).open()
@@ -528,8 +532,8 @@ class Driver:
     def _keeps_for_session(self, slot: ScheduledRequest) -> bool:
         """Return True if the connection of a request is kept for a later request of the same session.
 
-        A session keeps one idle connection to a replica, even if several of its requests were in flight at the same
-        time.
+        A session keeps only one idle connection to each replica, even if several of its requests were in flight at the
+        same time.
         """
         has_one = (slot.request.session, slot.replica or 0) in self._by_session
         return self._pool.use == "session" and not slot.is_last_turn and not has_one
@@ -561,11 +565,11 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Build a request in advance, and let a client that waited for this Record send its next request.
+        """Build a request in advance, after a Record was created. Let a client that waited for this Record continue.
 
-        A client of a closed loop normally sends its next request when its response has ended, without waiting for the
-        Record. Some servers reject a request inside a response with status 200, which only the Record shows. The
-        clients of such a server wait for the Record.
+        A client of a closed loop normally continues when its response has ended, without waiting for the Record. Some
+        servers reject a request with an error inside a response of status 200. Only the Record shows this, so the
+        clients of such a server wait for it.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:
@@ -631,10 +635,10 @@ class Driver:
                 connection.close()
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """Let the closed-loop client of a request that has ended continue with its next request.
+        """After the request `ended`, let its closed-loop client send its next request, or let it pause first.
 
-        `refused` is True if the next request would probably fail as well. If the request was refused within AT_ONCE_NS
-        after it was due, the client pauses first.
+        `refused` is True if the next request would probably fail as well. The client pauses if the request was refused
+        within AT_ONCE_NS after it was due. Otherwise a server that refuses requests would get very many of them.
         """
         if self._interrupted:
             return
@@ -666,7 +670,7 @@ class Driver:
         return True
 
     def _arm_try(self) -> None:
-        """If a client of the closed loop pauses, schedule `_on_retry` for the end of the pause."""
+        """If clients of the closed loop pause, schedule `_on_retry` for the time when the next one may send again."""
         back_off = self._back_off
         if back_off is None or not back_off.waiting:
             return
@@ -675,9 +679,10 @@ class Driver:
             self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
     def _on_retry(self) -> None:
-        """Let the closed-loop clients whose pause is over send their next requests.
+        """Let closed-loop clients whose pause is over send their next requests.
 
-        If the server counts as down and the loop has no fixed duration, record the remaining requests as not sent.
+        A client pauses if its last request failed immediately. If the server counts as down, all remaining requests are
+        recorded as not sent instead. A loop with a fixed duration keeps trying until its end.
         """
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
@@ -698,10 +703,10 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """Record the next request of the closed loop as not sent, because the server counts as down.
+        """Record the next request of a closed loop as not sent, because the server counts as down.
 
-        Repeat until no request is left. If the workload has sessions, `_on_turn` makes the next call of this method.
-        Otherwise the method schedules itself.
+        This is repeated until no request is left. For a single request, this method schedules its next call. For a
+        request of a session, `_on_turn` makes the next call.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
@@ -854,10 +859,11 @@ class Recorder:
             self._record_after(0)
 
     def abandoned_by_now(self, cancellation: Cancellation, exchange: Exchange) -> str:
-        """Return the error detail of a request that is abandoned now because enough tokens have arrived.
+        """Return why a request is abandoned now, or "" if it is not abandoned yet.
 
-        Return an empty string if more tokens must arrive first. The whole response is decoded again at each read, which
-        is acceptable because few requests are abandoned.
+        `cancellation` states how many tokens must arrive before the request is abandoned. The result is the error
+        detail of the Record. The whole response is decoded again at each read, which is acceptable because few requests
+        are abandoned.
         """
         tokens, _ = tokens_so_far(exchange.raw, exchange.dialect or self._dialect)
         return cancellation.detail if tokens >= cancellation.after_tokens else ""
@@ -898,7 +904,10 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _sample(self, in_flight: Set[Exchange]) -> None:
-        """Update the estimate of bytes per token from the longest of at most SAMPLED responses in flight."""
+        """Update the estimate of tokens per byte from one unfinished response.
+
+        Of the first responses in flight (at most SAMPLED), the longest one is used.
+        """
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
             longest = max(begun, key=attrgetter("size"))
@@ -963,10 +972,10 @@ class Recorder:
         self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        """Record some of the requests in `ended`, in one turn of the event loop.
+        """Record some of the requests in `ended`, the queue of requests that have ended but have no Record yet.
 
-        Normally one request is recorded per turn, and only while no other request is ending. With a backlog, a turn
-        records more requests. The description of QUIET_NS has the details.
+        Normally one request is recorded per turn of the event loop, and only while no other request is ending. If many
+        requests wait, a turn records more of them. The description of QUIET_NS has the details.
         """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]
@@ -996,10 +1005,10 @@ class Recorder:
             self.on_idle()
 
     def _ready_count(self, maximum: int) -> int:
-        """Return how many of the first `maximum` requests in `ended` can be decoded together now.
+        """Return how many of the first requests in `ended` can be decoded together now, at most `maximum`.
 
-        A response can be decoded when all its timestamps are known. Several responses are decoded together only if
-        their total size is at most TOGETHER_BYTES.
+        A response can be decoded when all its timestamps are known. If the total size of the responses exceeds
+        TOGETHER_BYTES, only the first ones are decoded together.
         """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):

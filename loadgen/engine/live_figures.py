@@ -60,10 +60,10 @@ class LatencyHistogram(Structure):
         return {bucket: count for bucket, count in enumerate(self.counts) if count}
 
     def percentiles_s(self, *shares: float) -> list[float]:
-        """Return the quantile in seconds for each share in `shares` (0 to 1). For example, the share 0.5 gives the
-        median.
+        """Return the latency in seconds at each of the given `shares`. For example, the share 0.5 gives the median.
 
-        Quantiles are interpolated linearly, as in the report. If the histogram is empty, return an empty list.
+        Values between two latencies are interpolated linearly, as in the report. If the histogram is empty, return an
+        empty list.
         """
         totals = [*accumulate(self.counts[:])]  # a slice of a ctypes array is a list, which is read faster
         if totals[-1] <= 0:
@@ -72,7 +72,10 @@ class LatencyHistogram(Structure):
 
 
 def _quantile_ns(totals: list[int], share: float) -> float:
-    """Return the `share`-quantile in ns. `totals` are the cumulative counts of the buckets."""
+    """Return the quantile `share` (0 to 1) of a histogram of latencies in ns. The share 0.5 gives the median.
+
+    `totals` contains, for each bucket, the number of latencies in this bucket and all lower buckets.
+    """
     position = share * (totals[-1] - 1)
     below = int(position)
     low_ns, high_ns = (
@@ -94,7 +97,7 @@ def tpot_ns(record: Record) -> float | None:
 def received_bytes(exchange: Exchange) -> int:
     """Return how many bytes of a response have been read.
 
-    If a packet ring timestamps a TLS connection, the encrypted bytes are counted.
+    For a TLS connection whose packets are timestamped by a packet ring, these are the encrypted bytes.
     """
     if exchange.read_ends and exchange.tcp_stream is not None:
         return exchange.read_ends[-1] - exchange.stream_start
@@ -102,10 +105,10 @@ def received_bytes(exchange: Exchange) -> int:
 
 
 class TokenRate:
-    """Estimates how many tokens have arrived from the number of bytes that have arrived.
+    """Estimates how many tokens have arrived, and how many arrive per second.
 
-    Responses are decoded only after they end, so their tokens cannot be counted while they arrive. The number of bytes
-    is known at any time. The estimate multiplies this number by the tokens per byte of the recorded responses. Until a
+    Responses are decoded only after they end, so the tokens of an unfinished response cannot be counted. The number of
+    bytes is always known. It is multiplied by the tokens per byte of the responses that have been recorded. Until a
     response has been recorded, the tokens per byte of one unfinished response (the sample) are used.
     """
 
@@ -130,7 +133,10 @@ class TokenRate:
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set the sample: the number of tokens and bytes that have arrived so far for one unfinished response."""
+        """Set the numbers of tokens and bytes that have arrived so far for one unfinished response.
+
+        Until a response has been recorded, this sample gives the number of tokens per byte.
+        """
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 
     @property
@@ -142,7 +148,8 @@ class TokenRate:
     def tokens(self, unrecorded_bytes: int) -> int:
         """Return an estimate of the number of tokens that have arrived.
 
-        `unrecorded_bytes` is the number of bytes that have arrived in responses without a Record.
+        The tokens of recorded responses are known. `unrecorded_bytes` is the number of bytes of all other responses,
+        and the tokens in these bytes are estimated.
         """
         return self.recorded_tokens + round(self._tokens_per_byte * unrecorded_bytes)
 

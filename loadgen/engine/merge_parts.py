@@ -110,10 +110,10 @@ def merge_parts(
 
 
 def _removed_records(parts: Sequence[Path]) -> list[RemovedRecords]:
-    """Read the figures of removed files of Records from these part files, one result per removed file.
+    """Read the figures of Records that were removed during a long run. Return one result per removed file of Records.
 
-    Lines that cannot be decoded are skipped. A file of Records that still exists, because its removal failed, is left
-    out.
+    `parts` are the part files with these figures. Lines that cannot be decoded are skipped. If a file of Records could
+    not be removed, its figures are left out, because its Records still exist.
     """
     by_file: dict[str, RemovedRecords] = {}
     for line in whole_lines(parts, [], ""):
@@ -141,13 +141,14 @@ def _all_records(
     *,
     interrupted: bool,
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, and a failed Record for each due request without a Record.
+    """Yield the complete lines of a worker's part file. Then yield a failed Record for each due request without a
+    Record.
 
     The failed Records have the error kind `worker_lost`, or `cancelled` if `interrupted` is True. The number of
-    measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
+    measured requests in each state is added to `counts`. Messages about missing Records are added to `notes`.
 
-    A long run (--soak) moves Records to separate files. Those Records are counted but not yielded. `removed` contains
-    the figures of the files that were removed during the run. Their requests are counted too.
+    A long run (--soak) moves Records to separate files. These Records are counted, but not yielded. `removed` contains
+    the figures of such files that were removed during the run. Their requests are counted too.
     """
     seen = IdSet()
     task = worker_exit.task
@@ -188,9 +189,10 @@ def _all_records(
 
 
 def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
-    """Decode a line. Add the id of its request to `seen`, and add 1 to the entry for its state in `counts`.
+    """Count the Record in a line of a part file, and note the id of its request.
 
-    Lines of requests that are not measured, and lines that cannot be decoded, are ignored.
+    The entry for the state of the Record in `counts` is increased by 1. The id is added to `seen`. Nothing is counted
+    for requests that are not measured, such as warm-up requests, or for lines that cannot be decoded.
     """
     with suppress(*DECODE_ERRORS):
         record_head = _RECORD_HEAD.decode(line)
@@ -200,10 +202,10 @@ def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
-    """Yield the complete lines of several files, as if the files were joined. A line may continue in the next file.
+    """Yield the complete lines of several files, as if the files were one file.
 
-    Missing files are skipped. If the last line is incomplete, it is left out, and a message is added to `notes`. The
-    message begins with `whose`, for example `worker 3`.
+    A line may begin in one file and end in the next. Missing files are skipped. If the last line is incomplete, it is
+    left out, and a message is added to `notes`. The message begins with `whose`, for example `worker 3`.
     """
     rest = b""
     for path in paths:

@@ -150,10 +150,13 @@ def run(
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`.
 
-    The folder must be new or empty, and no other command can use it until the run has ended. The first message to `say`
-    names the server. `launch` describes how the server was started, and is stored in the run file. `alone` maps the
-    name of each class of traffic to the folder of a run of this class alone, relative to `folder`. This mapping is also
-    stored in the run file.
+    The folder must be new or empty, and no other command can use it until the run has ended.
+
+    - `command` is the command line to store in the run file.
+    - `say` is called with lines of text. The first line names the server.
+    - `launch` describes how the server was started. It is stored in the run file.
+    - `alone` maps the name of each class of traffic to the folder of a run in which only this class sent requests.
+      Folders are relative to `folder`. The mapping is stored in the run file.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable. In
     this case no request has been sent. Raises OutputError if the run file cannot be written.
@@ -181,11 +184,11 @@ def run(
 
 
 def check_disk(plan: Plan, prepared: Prepared, folder: Path, say: Say) -> None:
-    """Raise OutputError if the disk of the folder is clearly too small for the run.
+    """Raise OutputError if the disk of `folder` is clearly too small for the run.
 
-    For a run with --soak, also report how fast the files of the run grow. If the due times are not known before the
-    run, as in a closed loop, only the size per request is reported. In this case, the disk is not checked if the number
-    of requests is unknown or old Records are removed during the run.
+    For a run with --soak, also report how fast its files grow. The growth is known only if the due times are known
+    before the run. Otherwise, as in a closed loop, the size per request is reported. The disk is then checked only if
+    the number of requests is known and no old Records are removed during the run.
     """
     if not plan.soak:
         folders.check_room(folder, prepared.bytes)
@@ -310,12 +313,14 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 
 
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
-    """Return the classes of traffic of a plan, each with its schedule, or with None if the caller must build the
-    schedule.
+    """Return the classes of traffic of a plan, each with its schedule, or with None.
 
-    If the plan states due times for all classes together, they are divided among the classes that have a share. Each of
-    these classes gets its part as its schedule. Every other class gets None. A plan without classes gives one class,
-    which has an empty name and no schedule.
+    None means that the caller must build the schedule from the plan of the class. A plan without classes gives one
+    class, which has an empty name and no schedule.
+
+    The plan may state due times for all classes together. These times are divided among the classes that have a share,
+    and each of these classes gets its part as its schedule. If the plan states a number of clients for all classes
+    together, the clients are divided instead, and each class gets None.
     """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]
@@ -339,11 +344,11 @@ def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
 
 
 def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
-    """Return the plan with the seed of its run (loadgen.engine.resolve_server.with_seed).
+    """Return the plan with the seed of its run, as loadgen.engine.resolve_server.with_seed chooses it.
 
-    The choice of a seed may require a request to the server. In this case, the files that the plan names are checked
-    first, so that mistakes in the files are reported before the server is contacted. Raises the errors that `run`
-    raises.
+    If the user states no seed, a request to the server may be needed to choose one. In this case, the files that the
+    plan names are checked first, so that mistakes in the files are reported before the server is contacted. Raises the
+    errors that `run` raises.
     """
     if needs_seed(plan):
         _check_files(plan)
@@ -383,7 +388,10 @@ def _draft_load(traffic_class: TrafficClass, schedule: Schedule | None, show: Pr
 
 
 def _context_tokens(load: DraftLoad) -> int:
-    """Return a context length for the simulated server that is enough for every request of a load."""
+    """Return the context length in tokens that a simulated server needs for every request of a load.
+
+    If the lengths of the requests are not known before the run, return UNKNOWN_TOKENS.
+    """
     unknown = load.plan.uses_sessions or load.plan.uses_file
     return UNKNOWN_TOKENS if unknown else max(4096, max_prompt_length(load.plan) + max_length(load.plan.output_tokens))
 
@@ -408,11 +416,11 @@ def _prepare_load(
     say: Say,
     show: PromptProgress,
 ) -> PreparedLoad:
-    """Choose the dialect of a load, and build its prompts.
+    """Choose the dialect (request and response format) of a load, check its models, and build its prompts.
 
-    If the load belongs to a class of traffic, the lines that `say` prints begin with the name of this class. `replicas`
-    are the servers at `targets`. All replicas serve the same model, so only the first one is asked for facts that do
-    not depend on the replica, such as the tokenizer.
+    `replicas` are the facts about the servers at `targets`. All replicas serve the same model, so only the first one is
+    asked for facts such as the tokenizer. If the load belongs to a class of traffic, the lines that `say` prints begin
+    with the name of the class.
     """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer
@@ -484,8 +492,8 @@ def _prepare_load(
 def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
     """Return one schedule that describes the whole run, given the schedules of its classes of traffic.
 
-    Workers do not use the result, because each worker has the schedule of its class. The due times are None unless
-    every class is an open loop.
+    The result is used for checks of the whole run. If there are several classes, workers do not use it, because each
+    worker has the schedule of its class. The due times are None unless every class is an open loop.
     """
     from loadgen.engine.request_queue import Schedule
 
@@ -559,7 +567,10 @@ def check_server_limits(plan: Plan, facts: ServerFacts, at_once: int) -> None:
 
 
 def dealer_for(task: WorkerTask, plan: Plan, worker: int) -> Dealer | None:
-    """Return the object that deals the requests of a worker to the replicas, or None for a single replica."""
+    """Return the object that chooses a replica for each request of a worker, or None if there is only one replica.
+
+    `worker` is the index of the worker process.
+    """
     from loadgen.engine.balance import Dealer
 
     if len(task.targets) == 1:
@@ -612,13 +623,13 @@ def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
 def canary_tasks(
     plan: Plan, tasks: Sequence[WorkerTask], bodies: Sequence[Mapping[str, Any]], say: Say
 ) -> dict[int, CanaryTask]:
-    """Return the canaries (prompts with a known answer) of a plan, by the index of the class of traffic that sends
-    them.
+    """Return the canaries of a plan (--verify), by the index of the class of traffic that sends them.
+
+    A canary is a prompt with a known answer. Classes with the same endpoint and model need the same canaries, so only
+    the first of these classes sends them. Classes whose responses have no text, such as embeddings, send none.
 
     `tasks` contains one task per class of traffic, or a single task for a run without classes. `bodies` contains the
-    fields that the user adds to the requests of each class. Classes with the same endpoint and model share their
-    canaries. Classes whose responses have no text, such as embeddings, send no canaries. Raises PlanError if no
-    response has text.
+    fields that the user adds to the requests of each class. Raises PlanError if no class has responses with text.
     """
     from loadgen.engine.canaries import CanaryTask
     from loadgen.servers.auth import fill_fields
@@ -768,11 +779,11 @@ def with_file_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Return the plan. If its run lasts until the prompt file ends, `n` is set to the number of requests in the file.
+    """Return the plan with `n` set to the number of requests in its file, if the run lasts until the file ends.
 
-    A request takes one entry of the file (a prompt or a session), or `batch_size` prompts. If the plan limits the run
-    in another way, or uses no file, the plan is returned unchanged. Raises WorkloadError for a malformed file. Raises
-    PlanError if there are fewer requests than workers.
+    If another limit ends the run, or the plan uses no file, the plan is returned unchanged. A request takes one prompt
+    or session of the file, or `batch_size` prompts. Raises WorkloadError for a malformed file. Raises PlanError if
+    there are fewer requests than workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan
@@ -790,13 +801,14 @@ def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None
 def check_prompt_file(
     plan: Plan, schedule: Schedule, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[str, str]:
-    """Read the prompts of a plan's file once, before the server is contacted. Return two texts.
+    """Read the prompts of a plan's file once, before the server is contacted. Return two texts for the user.
 
-    The first text describes the file, and is empty if the plan uses no file. The second text states that the prompts
-    are repeated, and is empty if they are not.
+    - The first text describes the file. It is empty if the plan uses no file.
+    - The second text says that the prompts are repeated. It is empty if the file has enough prompts.
 
-    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file is empty or
-    has fewer prompts than the plan needs.
+    `progress` is called with the number of prompts read so far. Raises WorkloadError for a malformed file and for text
+    that cannot be sent. Raises PlanError if the file is empty, or if it has too few prompts and the plan does not
+    repeat them.
     """
     source = plan.prompt_source
     if not plan.uses_file:

@@ -69,7 +69,7 @@ def has_realtime() -> bool:
 
 
 def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
-    """Return the scheduling facts of the worker whose priority was raised least."""
+    """Return the scheduling facts of the worker with the lowest priority, given the facts of all workers."""
     ranked = sorted(facts, key=lambda worker: (worker.policy != "realtime", worker.nice, worker.refused != ""))
     return ranked[-1] if ranked else SchedulingFacts()
 
@@ -91,9 +91,11 @@ def lower_priority() -> None:
 def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[SchedulingFacts]:
     """Raise the priority of this thread until the `with` block ends. Yield the resulting scheduling facts.
 
-    The priority is raised as far as the system permits. `requested` is `auto`, `realtime` or `normal`. With `normal`,
-    the priority is not raised. With `own_session`, this process may create a new session, so that its autogroup
-    contains no other process.
+    `requested` is `auto`, `realtime` or `normal`. With `normal`, nothing is changed. Otherwise the priority is raised
+    as far as the system permits.
+
+    With `own_session`, this process may start a new session. Otherwise the higher priority would have no effect on
+    processes of other sessions, such as a server that was started in another terminal.
     """
     if requested == "normal" or sys.platform != "linux":
         refused = "" if requested == "normal" else f"{requested} needs Linux"
@@ -106,11 +108,13 @@ def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[Sc
 
 
 def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> SchedulingFacts:
-    """Raise the priority and return the resulting scheduling facts.
+    """Raise the priority of this thread, and return the resulting scheduling facts.
 
-    If `requested` is `realtime`, the scheduling policy is changed too. If `own_session` is True, the priority of the
-    session's autogroup is raised too. Nothing is changed if the user has already chosen a real-time policy. `later`
-    registers functions that restore the previous priority when `raised_priority` ends.
+    Nothing is changed if the user has already chosen a real-time policy, for example with chrt.
+
+    - `requested` is `auto` or `realtime`. With `realtime`, the scheduling policy is changed too.
+    - With `own_session`, this process starts a new session, whose autogroup gets the higher priority too.
+    - `later` registers functions that undo the changes when `raised_priority` ends.
     """
     refused = ""
     autogroup_nice = None
@@ -171,9 +175,11 @@ def _raise_translators() -> None:
 
 
 def _raise_autogroup(later: Callable[..., Any]) -> int | None:
-    """Create a new session and give its autogroup the current nice value.
+    """Start a new session, and give its autogroup the nice value of this process.
 
-    Return the nice value, or None if the autogroup does not exist or cannot be changed.
+    An autogroup is the group of processes in one session. Linux shares the cores between autogroups first. Return the
+    nice value, or None if the autogroup does not exist or cannot be changed. `later` registers a function that undoes
+    the change.
     """
     if not AUTOGROUP.exists():
         return None
@@ -202,11 +208,12 @@ def _set_autogroup(nice: int) -> bool:
 
 
 def _raise_policy(later: Callable[..., Any]) -> str:
-    """Switch to the real-time policy SCHED_RR. Return an empty string, or the reason if this is not permitted.
+    """Switch this thread to the real-time policy SCHED_RR. Return "", or the reason if this is not permitted.
 
-    A client that never paused would block its core forever. The kernel therefore sends a signal (RLIMIT_RTTIME) to such
-    a client, and the signal handler switches back to the ordinary policy. The hard limit, beyond which the kernel would
-    kill the process, is not changed.
+    A real-time client that never pauses would block its core for all other processes. The kernel therefore sends a
+    signal to a client without pauses (RLIMIT_RTTIME), and the handler switches back to the ordinary policy. The hard
+    limit, at which the kernel would kill the process, is not changed. `later` registers functions that undo the
+    changes.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     handler = signal.getsignal(signal.SIGXCPU)

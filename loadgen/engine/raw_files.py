@@ -44,8 +44,10 @@ class RawFacts(msgspec.Struct):
         return {"added_fields": added, "not_streamed": self.not_streamed}
 
     def lines(self, plan: Plan) -> Iterator[str]:
-        """Yield a line about the fields that are added to bodies. If some responses are not streamed, yield their
-        number too.
+        """Yield lines of text for the user about the file of requests.
+
+        The first line says which fields are added to how many bodies. A second line follows if some responses are not
+        streamed. Nothing is yielded if the workload has no such file.
         """
         if not self.requests:
             return
@@ -60,7 +62,8 @@ class RawFacts(msgspec.Struct):
 def raw_requests_of(plan: Plan) -> RawRequests | None:
     """Return the workload of a plan if it is a file of whole requests (`requests:FILE`), otherwise None.
 
-    If the plan names a path or an endpoint, it applies to lines of the file that have no `url`.
+    The result also states whether the plan uses the times in the file, and whether the paths in the file must determine
+    the formats, because the plan names neither a path nor an endpoint.
     """
     source = plan.prompt_source
     if not isinstance(source, RawRequests):
@@ -83,9 +86,11 @@ def first_path(source: RawRequests) -> str:
 
 
 def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect, server: ServerFacts) -> RawFacts:
-    """Read the first `count` requests or sessions of a file, and return the facts about them.
+    """Read a file of whole requests, and return the facts about these requests.
 
-    `dialect` is the dialect of the run. Raises PlanError for a path for which no dialect is known."""
+    `count` is the number of requests, or of sessions if the file has sessions. None means the whole file. `dialect` is
+    the format of requests that name no path. Raises PlanError for a path whose format is not known.
+    """
     result = RawFacts()
     for entry in _entries(source, count):
         path = entry.request.path
@@ -102,9 +107,10 @@ def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect,
 
 
 def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
-    """Return an iterator over the requests in the first `count` entries of `source`. None means all entries.
+    """Return an iterator over the first requests of the file `source`.
 
-    An entry is a request or a session.
+    `count` is the maximum number of requests. If the file has sessions, it is the maximum number of sessions instead.
+    None means the whole file.
     """
     if source.sessions:
         return chain.from_iterable(islice(source.grouped(), count))
@@ -112,11 +118,14 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 
 
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
-    """Return the dialect for requests to `path`, a path that occurs in a file of whole requests.
+    """Return the dialect for requests to `path`, a path in a file of whole requests.
 
-    If no endpoint of the server has this path, but the user named an endpoint or a path, the result is `dialect`, the
-    dialect of the run. Raises PlanError if the user named neither of them, and for the path of an endpoint whose
-    requests are not JSON.
+    A dialect is the request and response format of an endpoint. Normally `path` is the path of an endpoint of the
+    server, and the result is the dialect of this endpoint. For any other path, the result is `dialect`, if the user has
+    named an endpoint or a path.
+
+    Raises PlanError in two cases: the user has named neither, so the format is unknown, or the endpoint takes requests
+    that are not JSON.
     """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)
     if result is None and source.implied_paths:

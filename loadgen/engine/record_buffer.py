@@ -1,4 +1,4 @@
-"""Buffers the Records of warm-up requests in memory until the start time of the run is known."""
+"""Stores the Records of warm-up requests in memory until the start time of the run is known."""
 
 from __future__ import annotations
 

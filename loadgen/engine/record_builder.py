@@ -69,19 +69,20 @@ def build_records(
     replica_header: str = "",
     server_timing: bool = False,
 ) -> list[Record]:
-    """Decode the responses of these exchanges, and return a Record for each.
+    """Decode the responses of `exchanges`, and return a Record for each.
 
-    `dialect` applies to every exchange that has no dialect of its own.
+    An Exchange is one request with its response. `dialect` is the response format of every Exchange that names no other
+    one. `start_ns` is the start of the run.
 
-    `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
-    address of the connection, if the server has several addresses. With `server_timing`, complete Records get the times
-    that the server states about the request (loadgen.servers.server_timing).
+    - `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
+      address of the connection, if the server has several addresses.
+    - With `server_timing`, complete Records get the times that the server states about the request
+      (loadgen.servers.server_timing).
+    - `stamps` is the source of timestamps. If the timestamps of a response are impossible, for example not in order,
+      this response gets timestamps from `stamps.fallback` instead.
 
-    Timestamps come from the source `stamps`. If the timestamps of a response are impossible, for example not in order,
-    this response gets timestamps from `stamps.fallback` instead. A malformed response does not raise an error.
-
-    Each decoding step runs over all responses before the next step begins, which keeps the code of the step in the CPU
-    cache.
+    A malformed response does not raise an error. Each decoding step runs over all responses before the next step
+    begins, which keeps the code of the step in the CPU cache.
     """
     responses = [
         _read_response(exchange, request, exchange.dialect or dialect, start_ns) for exchange, request in exchanges
@@ -121,13 +122,13 @@ def build_records(
 
 
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
-    """Return True if the whole response arrived before the request was sent, so that it cannot be an answer to the
-    request.
+    """Return True if the whole response arrived before the request was sent, so that it cannot be an answer to it.
 
-    The kernel reports the time since the last data arrived. The response is early if this time exceeds the time since
-    the request was sent by more than EARLY_NS, the uncertainty of the comparison. If the two times differ by less than
-    EARLY_NS, the kernel's timestamp of the data is compared with the time of sending. The timestamp is used only in
-    this case, because a step of the wall clock shifts it.
+    The function compares two durations: the time since the last data arrived, as the kernel reports it, and the time
+    since the request was sent. The response is early if the first duration is clearly longer, by more than EARLY_NS.
+
+    If the durations differ by at most EARLY_NS, the kernel's timestamp of the data is compared with the time of
+    sending. The timestamp is used only in this case, because a step of the wall clock falsifies it.
     """
     if exchange.sent_ns is None or exchange.ended_at_ns is None:
         return False
@@ -177,9 +178,10 @@ def tokens_so_far(raw: bytes, dialect: Dialect) -> tuple[int, int]:
 
 
 def _events_so_far(raw: bytes, dialect: Dialect) -> tuple[Sequence[int], Sequence[int]]:
-    """Return two lists: the number of tokens in each complete event of `raw`, and the offset just past each event.
+    """Return two lists about the complete events in `raw`, the beginning of a response.
 
-    Both lists are empty for a response that is malformed, failed or not streamed.
+    The first list contains the number of tokens in each event. The second list contains the offset in `raw` just past
+    each event. Both lists are empty for a response that is malformed, failed or not streamed.
     """
     framing = ResponseFraming()
     try:
@@ -238,11 +240,14 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
 
 
 def _complete(response: _Response, answer: Answer | None, stamped: Instants, start_ns: int) -> int:
-    """Complete the Record of a response, and return the index of the socket read that contained the first token.
+    """Complete the Record of a response. Return the index of the socket read that contained the first token.
 
-    If there was no token, return the number of reads. `answer` is the decoded response, or None if the response cannot
-    contain an answer, for example because of its HTTP status. `stamped` contains the times of the first byte and of
-    each event, and the source of these times.
+    If there was no token, return the number of reads.
+
+    - `answer` is the decoded response, or None if the response cannot contain an answer, for example because of its
+      HTTP status.
+    - `stamped` contains the times of the first byte and of each event, and the source of these times.
+    - `start_ns` is the start of the run (CLOCK_MONOTONIC).
     """
     exchange = response.exchange
     record = response.record
@@ -308,7 +313,11 @@ def _check_output(response: _Response, dialect: Dialect) -> None:
 
 
 def _note_server_times(response: _Response, health: Health) -> None:
-    """Store the times that the server states about a complete request in the `marks` of its Record."""
+    """Store the times that the server states in a complete response in the `marks` of its Record.
+
+    For example, a `Server-Timing` header may state how long the request was queued. `health` collects the sources of
+    these times and the names that loadgen does not know.
+    """
     exchange = response.exchange
     trailer = bytes(exchange.raw[response.bounds[-1] :]) if exchange.framing.chunked and response.bounds else b""
     times = times_in_response(exchange.framing.head, response.payloads or (), trailer)
@@ -318,7 +327,11 @@ def _note_server_times(response: _Response, health: Health) -> None:
 
 
 def _note_http_error(response: _Response, status: int) -> None:
-    """Store an HTTP status other than 200 in the Record, with the server's message or the target of a redirect."""
+    """Store in the Record that the server answered with the HTTP status `status`, which is not 200.
+
+    The error detail contains the server's message, or the target of a redirect. The request counts as rejected or
+    failed, depending on the status and the message.
+    """
     record = response.record
     location = hide_secrets(response.exchange.framing.location)
     body = decompress(join_pieces(response.exchange.raw, response.bounds), response.coding, ERROR_LIMIT_BYTES)
@@ -358,11 +371,11 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 
 
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
-    """Return the number of reads that found a full or nearly full receive window.
+    """Return the number of socket reads that found a full or nearly full TCP receive window.
 
-    `sizes` contains the number of bytes received up to each read. Reads before the first token are not counted, because
-    a full window delays no token there. Such a window occurs when a response begins with a long event, such as an echo
-    of the prompt.
+    `sizes` contains the total number of bytes received up to each read. `first_token_read` is the index of the read
+    that contained the first token. Earlier reads are not counted, because no token is delayed there. They may find a
+    full window if a response begins with a long event, such as an echo of the prompt.
     """
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
@@ -371,10 +384,10 @@ def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
 
 
 def _bounds(exchange: Exchange, record: Record) -> array[int]:
-    """Return the start and end of each piece of the body, as offsets in the received bytes.
+    """Return the start and end of each piece of a response's body, as offsets in the received bytes.
 
     Each HTTP chunk is a piece. A body without chunked transfer coding is a single piece. If the framing is malformed,
-    the error is stored in the Record.
+    the error is stored in `record`, and the pieces before the error are returned.
     """
     try:
         return exchange.framing.body_bounds(exchange.raw)
@@ -509,10 +522,13 @@ def _describe_length(record: Record) -> str:
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Return the state, error kind and error detail of a response that has ended properly, by its number of tokens.
+    """Judge a response that has ended properly by its number of tokens. Return its state, error kind and error detail.
 
-    With `exact`, a response that is shorter than requested counts as truncated. A response may be longer than
-    requested, up to the next multiple of `piece_tokens`.
+    - Failed: the server has counted more tokens than requested. Some servers generate in pieces of `piece_tokens`. They
+      may exceed the requested length up to the end of the last piece.
+    - Truncated: the response has no token, or a content filter ended it. With `exact`, also if it is shorter than
+      requested.
+    - Complete: all other responses, and responses to requests without an output length.
     """
     requested = record.output_tokens_asked
     got = record.output_tokens or 0

@@ -73,12 +73,13 @@ class RecordKeeper:
             self._start()
 
     def end(self, notes: list[str], interrupts: Interrupts, on_wait: Callable[[], object] = lambda: None) -> list[Path]:
-        """Let the process compress the remaining files, and wait for it. Return the file with the figures of removed
-        Records.
+        """Let the process compress the remaining files, and wait until it ends.
 
-        `on_wait` is called at the beginning of the wait, and then every END_POLL_S seconds. The result is an empty list
-        if no Records were removed. A further interrupt ends the process at once. If the process fails or is ended
-        early, a message is added to `notes`, but no Record is lost.
+        Return a list with the file of the figures of removed Records. The list is empty if no Records were removed.
+
+        `on_wait` is called at the beginning of the wait, and then every END_POLL_S seconds. A further interrupt ends
+        the process at once, and so does a wait of more than END_LIMIT_S. If the process fails or is ended early, a
+        message is added to `notes`. No Record is lost in this case.
         """
         if self._process is None:
             return []
@@ -162,11 +163,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_old(folder: Path, keep_ns: int) -> None:
-    """Remove every file of Records that was last written more than `keep_ns` ago.
+    """Remove every file of Records in `folder` that was last written more than `keep_ns` ago.
 
-    Before a file is removed, the figures of its Records are appended to a part file. If the figures cannot be written,
-    or the file cannot be removed, the part file is truncated to its previous length, and the error is raised. Space for
-    further figures is reserved after each removal, so that a full disk does not prevent the next removal.
+    Before a file is removed, the figures of its Records are appended to a part file. If this fails, or the file cannot
+    be removed, the part file gets its previous length again, and the error is raised. Disk space for the figures of the
+    next file is reserved each time, so that they can be written even if the disk is full.
     """
     part = folder / PART
     for file in record_files(folder):

@@ -18,8 +18,8 @@ together. A larger group is assigned before it is due."""
 class ReplicaPools:
     """The connection pools of a worker process, one for each replica.
 
-    Without `least_busy`, every request already has a replica when it is encoded. With `least_busy`, a request without a
-    replica is assigned to one when it is due, or earlier if more than BURST requests are due at the same time.
+    Without `least_busy`, the replica of each request is chosen before the request is encoded. With `least_busy`, it is
+    chosen when the request is due. If more than BURST requests are due at the same time, it is chosen earlier.
     """
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:

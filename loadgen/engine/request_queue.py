@@ -47,10 +47,10 @@ class Schedule(msgspec.Struct, frozen=True):
     def at_once(self) -> int:
         """Return the number of requests that are certainly in flight together.
 
-        - A closed loop: the number of clients.
-        - All requests are due at the same time: the number of requests. If requests wait (`queues`), the result is
-          limited to the maximum number of requests in flight.
-        - All other cases: 1.
+        - In a closed loop: the number of clients.
+        - If all requests are due at the same time: the number of requests. If requests over the limit wait (`queues`),
+          at most the maximum number of requests in flight.
+        - In all other cases: 1.
         """
         if self.due_ns is None:
             return self.clients

@@ -82,12 +82,13 @@ Say = Callable[[str], None]
 
 
 def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
-    """Return the HTTP headers, the TLS settings and the proxy of a plan. The headers contain the API key.
+    """Return what is needed to access the server of a plan: HTTP headers with the API key, TLS settings and the proxy.
 
-    The key is in the header that `dialect` requires (default: the dialect of the plan's endpoint). Azure OpenAI
-    requires a different header. If the plan contains a header with the same name, the plan's header is used instead.
-    Environment variables in the plan's headers are filled in. Raises PlanError if a variable is not set, and
-    SecretError for a secret that cannot be used.
+    The key is in the header that `dialect` requires. Without a dialect, it is in the header of the plan's endpoint, or
+    is a bearer token if the plan names no endpoint. For Azure OpenAI, it is always in the header of Azure.
+
+    Headers in the plan override these headers, and their environment variables are filled in. Raises PlanError if a
+    variable is not set, and SecretError for a secret that cannot be used.
     """
     key_headers = dialect.headers if dialect else _key_headers(plan)
     if takes_azure_key(plan.url or os.environ.get(BACKENDS[plan.server or GENERIC].url_variable, "")):
@@ -107,9 +108,11 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
 
 
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
-    """Return a function that takes an API key and returns the headers for requests to the plan's endpoint.
+    """Return a function that takes an API key and returns the request headers that contain the key.
 
-    If the plan names no server, the headers contain the key twice: as the endpoint requires, and as a bearer token.
+    - If the plan names no endpoint, the key is a bearer token.
+    - If the plan names an endpoint, the key is in the header that the endpoint requires. If the plan does not name the
+      server's backend, the key is also a bearer token.
     """
     dialect = BACKENDS[plan.server or GENERIC].dialects.get(plan.endpoint or "")
     if dialect is None:
@@ -218,11 +221,13 @@ def needs_seed(plan: Plan) -> bool:
 
 
 def with_seed(plan: Plan, say: Say | None = None) -> Plan:
-    """Return the plan with the seed of its run. The repeats of a run and the steps of a sweep derive their seeds from
-    it.
+    """Return the plan with the seed of its run. The seeds of repeats and of the steps of a sweep depend on this seed.
 
-    If the user states no seed, a run on a real server gets a new random seed, because the server's prefix cache may
-    hold the prompts of earlier runs. A run on a simulated server gets the fixed seed, so that it can be reproduced.
+    If the user states no seed, the server decides:
+
+    - A real server gets a new random seed, because its prefix cache may hold the prompts of earlier runs.
+    - A simulated server gets the fixed seed, so that the run can be reproduced.
+
     Raises the errors that `server_for` raises.
     """
     if not needs_seed(plan):
@@ -238,7 +243,10 @@ def with_seed(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def with_new_seed(plan: Plan, facts: ServerFacts) -> Plan:
-    """Return the plan with a new random seed if the user states no seed and the server is not simulated."""
+    """Return the plan with a new random seed if the user states no seed and the server is real.
+
+    Otherwise, or if the seed of the plan is random already, return the plan unchanged.
+    """
     if plan.seed_choice != "fixed" or facts.simulated:
         return plan
     return plan.replaced(seed=random_seed(), seed_choice="random")
@@ -417,12 +425,14 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 
 
 def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
-    """Return True if a test request is needed to find out whether the server or its gateway accepts the dialect.
+    """Return True if a test request must show whether the server or its gateway accepts a dialect.
 
-    A dialect is the request and response format of an endpoint. A model that the server does not list always needs a
-    test, because a server that refuses the model fails every request. The native endpoint of a recognised backend needs
-    a test only if the server may refuse some request fields. A simulated server that states its version needs no test,
-    because it accepts every field.
+    A dialect is the request and response format of an endpoint. The answer depends on the server:
+
+    - True if the server does not list the model. If the server refuses the model, every request fails.
+    - False for the native endpoint of the server's backend, unless the server may refuse some request fields.
+    - False for a simulated server that states its version, because it accepts every field.
+    - True otherwise.
     """
     if not facts.listed:
         return True
@@ -446,9 +456,9 @@ def max_length(tokens: int | str) -> int:
 
 
 def max_prompt_length(plan: Plan) -> int:
-    """Return the length of the longest prompt in tokens, or 1 if it is not known before the run.
+    """Return the length in tokens of the longest prompt of a plan, or 1 if it is not known before the run.
 
-    In a session, the last turn has the longest prompt, because its prompt includes every earlier turn and answer.
+    In a session with several turns, this is the last prompt, because it contains all earlier turns and answers.
     """
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = plan.prompt_source
@@ -474,8 +484,8 @@ def _times_speed(speed: float) -> str:
 def clock_speed(plan: Plan) -> float:
     """Return the clock speed of the plan's server, as a multiple of real time. It is 1 for a real server.
 
-    If no server is found, the result is the plan's `speed`, because a run would start the built-in simulated server at
-    this speed. This function does not start it. Raises loadgen.servers.errors.ServerError.
+    If no server is found, a run would start the built-in simulated server with the plan's `speed`, so this speed is
+    returned. This function itself starts no server. Raises loadgen.servers.errors.ServerError.
     """
     facts = _find_server(plan, access_for(plan))
     return plan.speed if facts is None else facts.speed or 1.0
@@ -492,9 +502,9 @@ def require_server(plan: Plan, purpose: str) -> None:
 
 
 def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFacts | None:
-    """Return the facts of the plan's server, or None if the built-in simulated server should be started.
+    """Return the facts of the plan's server, or None if the caller should use the built-in simulated server.
 
-    `say` is called with a line whenever the probe waits for a busy server.
+    If the server is busy, the function waits for it and calls `say` with a line of text.
     """
     from loadgen.servers.discovery import resolve
 
@@ -538,10 +548,10 @@ def _url_of(plan: Plan, say: Say | None = None) -> str | None:
 
 
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
-    """Return a message if the server cannot generate some of the requested output lengths exactly, otherwise "".
+    """Return a message if the server would generate more or fewer output tokens than the plan requests.
 
-    Some servers generate long responses in pieces of fixed size, so a response ends only at the end of a piece. The
-    result is also empty if the lengths are not known before the run.
+    Some servers generate long responses in pieces of fixed size, for example 2,048 tokens. Such a response normally
+    ends at the end of a piece. Return "" if the lengths are exact, or not known before the run.
     """
     from loadgen.servers.discovery import fitting_output
 
@@ -572,9 +582,10 @@ def truncation_advice(facts: ServerFacts, max_prompt: int) -> str:
 
 
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yield the prompt length and output length of each request in tokens, as far as they are known before the run.
+    """Yield a pair for each request of the plan: its prompt length and its output length in tokens.
 
-    If prompt lengths are random, the longest possible length is yielded, or 1 if that is unknown too.
+    Nothing is yielded if the output lengths are not known before the run. If prompt lengths are random, each pair has
+    the longest possible one, or 1 if this is unknown too.
     """
     named = plan.arrival_process
     if isinstance(named, arrival_processes.Trace) and isinstance(plan.prompt_source, workload.Synthetic):
@@ -598,13 +609,14 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
-    `at_once` is the number of requests that are certainly in flight together. `say` is called with a line that names
-    the server and ends with the text that `about` returns. `about` receives the facts about the server, or None for the
-    built-in simulated server.
+    If no server is found, a built-in simulated server is started, and stops when the `with` block ends. It serves up to
+    `streams` requests at a time, with a context of `tokens` tokens. A plan with objectives requires a real server, so
+    no simulated server is started for it unless the plan requests one.
 
-    If no server is found, a built-in simulated server is started, unless the plan has objectives, which require a real
-    server. The simulated server serves up to `streams` requests at a time, with a context of `tokens` tokens. It stops
-    when the context manager exits.
+    - `at_once` is the number of requests that are certainly in flight together.
+    - `say` is called with a line that names the server, and with advice about the server.
+    - `about` returns the end of this line. Its argument is the facts about the server, or None for the built-in
+      simulated server.
 
     Raises loadgen.servers.errors.ServerError.
     """

@@ -1,8 +1,10 @@
 """Remembers in the user's cache folder which seeds were sent to which server.
 
-If a server has the prompts of a run in its prefix cache, the report can say that an earlier run sent them. The file
-holds a hash of each URL and seed, and the time of the last run with them. It contains no addresses and no secrets. If
-there is no usable file, only this sentence of the report is missing.
+A run with the same seed sends the same prompts, so the server may have them in its prefix cache. The report can then
+say that an earlier run sent them. Without a usable file, the report does not say this.
+
+The file holds one hash per combination of URL, model and seed, and the time of the last run with it. It contains no
+addresses and no secrets.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ MAX_SEEDS = 2_000
 
 
 def note_seed(url: str, model: str, seed: int) -> str:
-    """Record that a run is about to send the prompts of a seed to a server.
+    """Record that a run is about to send the prompts of `seed` to the server at `url`.
 
-    Return the time (RFC 3339, UTC) at which an earlier run of this user on this machine sent the same prompts to the
-    same server. Return an empty string if no such run is known.
+    Return the time (RFC 3339, UTC) at which an earlier run of this user on this machine sent the same prompts there.
+    Return an empty string if no such run is known. The same seed with another `model` counts as other prompts.
     """
     key = hashlib.sha256(msgspec.json.encode([url, model, seed])).hexdigest()[:32]
     with suppress(OSError):

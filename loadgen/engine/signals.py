@@ -11,10 +11,12 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Call `handler` for these signals until the `with` block ends. Then restore the previous handlers.
+    """Call `handler` for the signals `numbers` until the `with` block ends. Then restore the previous handlers.
 
-    There are two exceptions. If SIGHUP was ignored before (nohup), it remains ignored. A signal that `handler` itself
-    has set to be ignored is not restored.
+    There are two exceptions:
+
+    - A SIGHUP that was ignored before (nohup) remains ignored.
+    - A signal that `handler` has set to be ignored remains ignored.
     """
     handled = [
         number for number in numbers if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
@@ -41,8 +43,8 @@ class Interrupts:
     def _count(self, number: int, _frame: object) -> None:
         """Count a signal. After the first SIGHUP, further SIGHUPs are ignored.
 
-        When a terminal closes, both the kernel and the shell send SIGHUP. If the second signal were counted, the
-        workers would be killed, because a second interrupt means that the user does not want to wait for them.
+        When a terminal closes, the kernel and the shell both send SIGHUP. This must count as one interrupt, because a
+        second interrupt kills the workers: the user does not want to wait for them.
         """
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

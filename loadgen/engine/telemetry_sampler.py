@@ -82,11 +82,12 @@ class Bursts(msgspec.Struct, frozen=True):
     """Maps the offset of each burst in ns to the number of requests that are due up to and including this burst."""
 
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
-        """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
+        """Return two durations in seconds: how long to wait before a reading, and the time limit of the reading.
 
-        A time limit of 0 means that no reading may begin yet. `now_ns` is the current time in ns since the start of the
-        run. During a burst, readings wait until every request of the burst has been sent, was dropped, or failed before
-        it was sent.
+        `now_ns` is the current time in ns since the start of the run. The time limit is 0 if no reading may begin yet.
+        This is the case shortly before a burst, and until every request of the burst has been sent, was dropped, or
+        failed before it was sent. The wait for a burst ends HOLD_NS after the burst was due. A reading must also end
+        before the next burst.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -98,10 +99,11 @@ class Bursts(msgspec.Struct, frozen=True):
 
 
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
-    """Return the bursts of an open loop with these due times.
+    """Return the bursts in an open loop whose requests are due at the times `due_ns`.
 
-    For a closed loop, `due_ns` is None, and the result contains no bursts. A closed loop also begins with a burst, but
-    this function does not know its size.
+    A burst is a large group of requests that are due at the same time. A closed loop has no due times, so `due_ns` is
+    None, and the result contains no bursts. A closed loop also begins with a burst, but this function does not know its
+    size.
     """
     result: dict[int, int] = {}
     number = 0
@@ -207,11 +209,11 @@ class Sampler:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read the sources until the server is at rest, or until every pause in `pauses` (in s) has passed.
+        """Read the sources again and again until the server is at rest.
 
-        A reading follows each pause. The first one covers every source, and the following ones only the server. `last`
-        is the server's previous reading. The server is at rest when its counters no longer change and it has no
-        requests.
+        The server is at rest when its counters no longer change and it has no requests. `last` is its previous reading.
+        A reading follows each pause in `pauses` (in s), and after the last pause the wait ends in any case. The first
+        reading covers every source, and the following ones only the server.
         """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)

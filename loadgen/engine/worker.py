@@ -177,10 +177,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return (replace(request, id=request.id + self.first_id) for request in requests)
 
     def planned(self, due: int) -> int:
-        """Return the number of requests that this worker sends in a complete run.
+        """Return the number of requests that this worker sends if the run is not interrupted.
 
-        If a duration ends the run, this number is not known in advance. In this case the result is `due`, the number of
-        requests that became due.
+        If a duration ends the run, this number is not known in advance. Return `due` in this case, which is the number
+        of requests that became due.
         """
         if self.schedule.until_ns is not None:
             return due
@@ -211,10 +211,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
     def schedule_request(
         self, request: Request, due_ns: int, conversation: Session | None = None, canary: int | None = None
     ) -> ScheduledRequest:
-        """Encode a request and return it with its due time.
+        """Encode `request`, and return it with its due time `due_ns`.
 
-        If the request is a canary, `canary` is the number of the canary. If the request cannot be encoded, the result
-        contains the reason. Only this request fails, and the other requests of the worker are sent.
+        If the request belongs to a session, `conversation` is the state of this session. If it is a canary, `canary` is
+        the number of the canary. If the request cannot be encoded, the result contains the reason, and the other
+        requests of the worker are still sent.
         """
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         if self.model_mix is not None:
@@ -294,10 +295,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
 
 def own_prompts(prompts: Prompts, worker: int, workers: int, group: int = 1) -> Prompts:
-    """Return the prompts of a run, with empty texts in place of the prompts that other workers send.
+    """Return the prompts of a run for worker number `worker` of `workers`.
 
-    Building prompts is slow, so each worker builds only the prompts that it sends. Each worker in turn gets `group`
-    consecutive prompts: the turns of a session, or the inputs of a request.
+    Building prompts is slow, so a worker builds only the prompts that it sends. All other prompts are empty texts. The
+    workers take turns: each one gets `group` consecutive prompts, then the next worker gets `group` prompts, and so on.
+    A group is the turns of a session, or the inputs of a request.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
@@ -436,8 +438,13 @@ def _driver_builder(
 ) -> BuildDriver:
     """Return a function that builds the drivers of a worker.
 
-    The function takes the queue of requests, the writer of their Records, the live counters, and the number of
-    connections to open in advance. If the requests are canaries, it also takes the log of their answers.
+    The function has these arguments:
+
+    - the queue of requests to send.
+    - the writer of their Records.
+    - the live counters to update.
+    - the number of connections to open in advance.
+    - for canaries only: the log of their answers.
     """
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
@@ -508,10 +515,10 @@ def _driver_builder(
 def _canary_asker(
     task: WorkerTask, canaries: CanaryTask, build_driver: BuildDriver, drivers: list[Driver], orders: _Orders
 ) -> CanaryAsker:
-    """Return the object that sends the canaries (prompts with a known answer).
+    """Return the object that sends the `canaries` (prompts with a known answer) of a worker.
 
-    Its drivers are appended to `drivers`, so that they can be stopped. A new driver sends nothing if the coordinator
-    has already ordered the worker to stop.
+    This object needs drivers, which `build_driver` builds. Each driver is appended to `drivers`, so that an order to
+    stop reaches it. A driver that is built after this order sends nothing.
     """
     from loadgen.engine.record_buffer import RecordBuffer
 
@@ -532,10 +539,10 @@ def _canary_asker(
 async def _run_with_canaries(
     driver: Driver, asker: CanaryAsker, start_ns: int, pipe: Pipe, goes_on: asyncio.Future[bool]
 ) -> None:
-    """Send the load of a worker, and send canaries (prompts with a known answer) during and after the load.
+    """Send the load of a worker with `driver`, and canaries during and after the load with `asker`.
 
-    The canaries during the load stop when this worker's load has ended. When the loads of all workers have ended
-    (`goes_on`), the canaries are sent once more, one at a time.
+    A canary is a prompt with a known answer. The canaries during the load stop when this worker's load has ended.
+    `goes_on` is done when the loads of all workers have ended. The canaries are then sent once more, one at a time.
     """
     import asyncio
 
@@ -550,10 +557,12 @@ async def _run_with_canaries(
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
-    """Return two settings that decide when a worker may defer its socket reads to save CPU time (see ReadPacer).
+    """Return two settings that decide when a worker may read its sockets later, to save CPU time (see ReadPacer).
 
-    The first setting is the maximum delay of a read in seconds. The second is a share of a CPU core from 0 to 1: reads
-    are deferred only if the worker needs more than this share.
+    - The maximum delay of a read in seconds.
+    - A share of a CPU core from 0 to 1. Reads are delayed only if the worker needs more CPU time than this share.
+
+    The settings depend on whether further requests of the `task` wait for the end of a response.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

@@ -163,10 +163,10 @@ class LiveTarget(msgspec.Struct):
         return self._headers[dialect.endpoint]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
-        """Return a Request for `prompt` and `output_tokens` tokens, or the plan's next Request if `prompt` is None.
+        """Return a Request that asks for `output_tokens` tokens in response to `prompt`.
 
-        The id of the Request is not final. Before sending, the caller must get a Request with the final id from
-        `numbered`.
+        If `prompt` is None, return the next Request of the plan instead, which has its own output length. The id of the
+        result is not final. The caller must pass the result to `numbered` before sending it.
         """
         if prompt is not None:
             return Request(
@@ -184,9 +184,11 @@ class LiveTarget(msgspec.Struct):
     def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
         """Return the body of a request, and the dialect that decodes its response.
 
-        The result is usually `dialect`, the dialect of the endpoint. A request from a file of whole requests may name a
-        different path, and has the dialect of that path. Raises PlanError if the path belongs to no endpoint, and
-        ValueError for text that cannot be sent.
+        A dialect is the request and response format of an endpoint. `dialect` is that of the request's endpoint, and is
+        usually returned unchanged. In a file of whole requests, a request may name another path. Such a request gets
+        the dialect of this path.
+
+        Raises PlanError if the path belongs to no endpoint, and ValueError for text that cannot be sent.
         """
         if not request.raw:
             return request_body(request, dialect, self.facts.model), dialect
@@ -197,7 +199,10 @@ class LiveTarget(msgspec.Struct):
         return complete_body(request.raw, self._dialects[request.path] if request.path else dialect)
 
     def numbered(self, request: Request) -> Request:
-        """Return a copy of the Request with the next id, and with its model if the plan splits requests over models."""
+        """Return a copy of `request` with the next request id.
+
+        If the plan splits requests over several models, the copy also names one of these models.
+        """
         return self.with_model(replace(request, id=next(self._ids)))
 
     def session(self, dialect: Dialect) -> SessionGraph | Session:
@@ -231,7 +236,11 @@ class LiveTarget(msgspec.Struct):
         return self._prompts[dialect.endpoint]
 
     def describe_prompts(self, dialect: Dialect) -> str:
-        """Return text for the run file: how prompt tokens were counted, and whether the prompts repeat."""
+        """Return a text for the run file about the prompts for the endpoint of `dialect`.
+
+        The text says how prompt tokens were counted. If the prompts come from a file, it also says that they are
+        repeated after the last one.
+        """
         method = self.prompts(dialect).counting_method
         return f"{method}; repeated from the first after the last" if self._is_from_file else method
 
@@ -284,11 +293,13 @@ class LiveTarget(msgspec.Struct):
         return self.classes or (self,)
 
     def next_class(self, *, sessions: bool | None = None) -> LiveTarget:
-        """Return the LiveTarget of a class of traffic, drawn at random by weight. The plan's seed determines the draws.
+        """Return the LiveTarget of a class of traffic, chosen at random.
 
-        For a plan without classes, the result is this LiveTarget. If `sessions` is True, only classes with sessions are
-        considered. If it is False, only classes with single requests are considered. Raises PlanError if there is no
-        such class.
+        A class with a larger weight is chosen more often. With the same seed in the plan, the choices are the same. For
+        a plan without classes, return this LiveTarget.
+
+        If `sessions` is True, only classes with sessions are considered. If it is False, only classes with single
+        requests are considered. Raises PlanError if there is no such class.
         """
         if not self.classes:
             return self
@@ -341,7 +352,7 @@ def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
 def _class_facts(part: LiveTarget) -> TrafficFacts:
     """Return the facts about a class of traffic for the header of the run.
 
-    The load is a text such as `30% of the users' load`.
+    `part` is the LiveTarget of the class. The facts state its load as a text such as `30% of the users' load`.
     """
     facts = prepare.traffic_facts(
         part.plan.replaced(arrivals=INTERACTIVE, duration_s=None),
@@ -469,10 +480,10 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return, for each metric, the number of samples that were added before a time span began.
+        """Return the number of samples of each metric that were added before a time span began.
 
-        `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run` (the whole
-        run).
+        A caller leaves out this number of samples to get the figures of the time span. `span` is `last` (the last
+        LAST_S seconds), `level` (since the number of users last changed) or `run` (the whole run).
         """
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))

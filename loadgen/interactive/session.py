@@ -316,10 +316,11 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the names of the Plan fields whose metadata RunOption.interactive has one of the values `when`.
+    """Return the names of the Plan fields that can be set at one of the moments `when`.
 
-    The value `form` marks a field that the form on Locust's start page sets before each run. The value `start` marks a
-    field that only the command line sets, when Locust starts.
+    The moment `form` means that the form on Locust's start page sets the field before each run. The moment `start`
+    means that only the command line sets the field, when Locust starts. RunOption.interactive holds the moment of each
+    field.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
@@ -430,10 +431,14 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, base: str) -> Response:
-    """Adapt a response of Locust's web server: set loadgen's HTTP headers, and add loadgen's section to the main page.
+    """Change a `response` of Locust's web server, and return it.
 
-    Column titles are changed from bytes to tokens, because loadgen reports a number of tokens as the size of a
-    response. `base` is the URL path below which Locust's web server runs.
+    - loadgen's HTTP headers are set.
+    - The main page gets loadgen's section.
+    - Column titles with the word bytes get the word tokens, because loadgen reports the number of tokens as the size of
+      a response.
+
+    `base` is the URL path below which Locust's web server runs.
     """
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)

@@ -115,10 +115,13 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             self._ask(target, None, None, None)
 
     def _next_target(self, sessions: bool | None) -> LiveTarget:
-        """Return the LiveTarget of a random class of traffic. `LiveTarget.next_class` explains `sessions`.
+        """Choose a class of traffic at random, and return the LiveTarget that sends its requests.
 
-        Raises StopUser if the run could not begin, or if there is no such class. In both cases the reason has already
-        been reported.
+        If `sessions` is True, only classes with sessions are considered. If it is False, only classes with single
+        requests are considered.
+
+        Raises StopUser if the run could not begin, or if there is no suitable class. In both cases the reason has
+        already been reported.
         """
         if SESSION.target is None or SESSION.run is None:
             raise StopUser
@@ -196,9 +199,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return self._ask(self._next_target(False), prompt, output_tokens, endpoint)
 
     def _ask(self, target: LiveTarget, prompt: str | None, output_tokens: int | None, endpoint: str | None) -> Record:
-        """Send one request of the class of traffic of `target`, and return its Record.
+        """Send one request to `target`, wait for the end of its response, and return its Record.
 
-        The arguments `prompt`, `output_tokens` and `endpoint` are those of `ask`.
+        `target` sends the requests of one class of traffic. `prompt`, `output_tokens` and `endpoint` have the same
+        meaning as in `ask`.
         """
         try:
             dialect = target.dialect(endpoint)
@@ -221,11 +225,13 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         due_ns: int | None,
         on_sent: Callable[[int], object],
     ) -> tuple[Record, Exchange | None]:
-        """Send a request on a connection, and return its Record and its Exchange. The Exchange is None if nothing was
-        sent.
+        """Send a request and wait for its response. Return the Record, and the Exchange (the request with its
+        response).
 
-        A request of a session has a due time, `due_ns`, and already has its final id. For any other request, `due_ns`
-        is None: the request is due now, and gets its id when it is sent. `on_sent` is called with the time of sending.
+        If nothing was sent, the Exchange is None. `on_sent` is called with the time of sending.
+
+        `due_ns` is the time at which a request of a session is due. Such a request already has its final id. For any
+        other request `due_ns` is None, so it is due now, and its id is assigned here.
         """
         run = SESSION.run
         assert run is not None
@@ -303,10 +309,10 @@ class PromptUser(LoadgenUser):
 
 
 class UserConnection:
-    """The connection of one user.
+    """The connection of one Locust user.
 
-    An Exchange (one request with its response) normally uses a Poller and an asyncio event loop. This class replaces
-    both, and waits for sockets with gevent's hub.
+    The measuring engine waits for sockets with a Poller and an asyncio event loop. A Locust user waits with gevent's
+    hub (its event loop) instead. An Exchange, which is one request with its response, uses this class in place of both.
     """
 
     in_use = False

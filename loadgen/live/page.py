@@ -49,10 +49,12 @@ def _template() -> Any:
 def render(
     title: str, snapshots: Sequence[LiveSnapshot], *, note: str = "", live: bool = False, nonce: str = ""
 ) -> str:
-    """Return the page as HTML.
+    """Return the HTML page that shows the progress of a run.
 
-    A saved page contains all snapshots. A live page (`live`) receives them as server-sent events from the relative URL
-    `events`. `nonce` is the value that the page's Content-Security-Policy requires.
+    - With `live`, the page receives further snapshots as server-sent events from the relative URL `events`. Without it,
+      the page only shows `snapshots`.
+    - `note` is a message on the page, for example that the command has ended.
+    - `nonce` is the random value that the page's Content-Security-Policy requires.
     """
     data = {"title": title, "snapshots": [msgspec.to_builtins(one) for one in snapshots], "note": note, "live": live}
     # "<" could end the script element that contains the data.

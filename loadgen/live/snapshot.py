@@ -24,8 +24,8 @@ INTERVAL_S = 0.25
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at one instant.
 
-    Latencies cover the run so far, in seconds. None means that no request has this latency yet, or that the figure is
-    not measured.
+    Latencies are in seconds and include all requests so far. A latency is None if no request has it yet. A figure of
+    the server is None if it is not measured.
     """
 
     elapsed_s: float
@@ -110,9 +110,10 @@ class PlannedEnd(NamedTuple):
     def done(self, snapshot: LiveSnapshot, tokens: int) -> float | None:
         """Return the completed share of the run from 0 to 1, or None if it is unknown.
 
-        If a number of requests ends the run, return the share of ended requests or the share of arrived tokens,
-        whichever is larger. In a burst all requests end at about the same time, so the tokens show the progress better.
-        `tokens` is the number of tokens that have arrived.
+        If a duration ends the run, return the share of the duration that has passed, or None when the duration is over.
+        If a number of requests ends the run, return one of two shares, whichever is larger: the share of requests that
+        have ended, and the share of tokens that have arrived. In a burst all requests end at about the same time, so
+        the tokens show the progress better. `tokens` is the number of tokens that have arrived.
         """
         if self.duration_s is not None:
             return snapshot.running_s / self.duration_s if snapshot.running_s < self.duration_s else None
@@ -177,9 +178,10 @@ def _whole(value: float) -> int | None:
 
 
 class History:
-    """Snapshots of a run at regular times.
+    """Snapshots of a run at regular intervals, at most `limit` of them.
 
-    When there are `limit` snapshots, every second one is removed, and the time between two snapshots doubles.
+    If a snapshot is added to a full history, every second older snapshot is removed first. From then on, snapshots are
+    added at twice the previous interval.
     """
 
     def __init__(self, limit: int = MAX_SNAPSHOTS) -> None:

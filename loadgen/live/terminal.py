@@ -131,10 +131,10 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 
 
 class PromptCount:
-    """Returns the text that the terminal shows before a run starts.
+    """Chooses the text that the terminal shows before a run starts.
 
-    Building many prompts takes long. During this time, the text is the number of prompts built so far. Otherwise, it is
-    the phase of the run.
+    Building many prompts takes long, so the text is the number of prompts built so far, such as `building prompts:
+    1,000`. While no prompts are built, the text is the phase of the run, such as `connecting`.
     """
 
     def __init__(self, planned: int | None) -> None:
@@ -142,10 +142,10 @@ class PromptCount:
         self._prepared = 0
 
     def text(self, phase: str, prepared: int) -> str:
-        """Return the number of prompts built so far as text, such as `building prompts: 1,000`.
+        """Return `building prompts: 1,000` if prompts are being built, and the text `phase` otherwise.
 
-        `prepared` is this number. If it has not changed since the last call, or is below MANY_PROMPTS, return `phase`
-        unchanged.
+        `prepared` is the number of prompts built so far. Prompts are being built if this number has changed since the
+        last call. Numbers below MANY_PROMPTS are not shown.
         """
         grows = prepared != self._prepared
         self._prepared = prepared
@@ -254,10 +254,11 @@ def panel_rows(snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot]) -> lis
 
 
 def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
-    """Draw the values as a line of `columns` characters from `blocks`. The highest block stands for the maximum.
+    """Return a line of `columns` characters that shows how `values` develop over time.
 
-    The values are divided into one part per character, and each character shows the mean of its part. If there are
-    fewer values than columns, the line is padded with spaces.
+    `blocks` contains the characters for the heights, from the lowest to the highest. The highest one stands for the
+    maximum. If there are more values than columns, each character shows the mean of several consecutive values. If
+    there are fewer, spaces are appended to the line.
     """
     if columns < 1:
         return ""
@@ -274,8 +275,9 @@ def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
 def progress_bar(snapshot: LiveSnapshot, columns: int, *, unicode: bool) -> str:
     """Return a progress bar of `columns` characters, followed by two spaces.
 
-    Without `unicode`, the bar consists of ASCII characters. Return an empty string if there is no room for a bar, or if
-    the end of the run is not known."""
+    The bar shows `snapshot.done`, the completed share of the run. Return an empty string if this share is unknown or
+    there is no room for a bar. Without `unicode`, the bar consists of ASCII characters.
+    """
     if snapshot.done is None or columns < MIN_BAR_COLUMNS:
         return ""
     completed, remaining = "━╌" if unicode else "#-"
@@ -292,9 +294,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
-    """Return texts with the latest latencies and the token rate, by name.
+    """Return a dict with a text for each figure of a snapshot: the latencies so far, and the current token rate.
 
-    For example, the text for `TTFT` is `TTFT p50 80 ms p99 120 ms`.
+    For example, the text for `TTFT` is `TTFT p50 80 ms p99 120 ms`. A latency that is not known yet has no text.
     """
     from loadgen.analysis.format import duration
 

@@ -1,15 +1,14 @@
 """Finds how many GPUs a load needs in one configuration, with simulations in virtual time.
 
-For equal replicas, a search finds the highest request rate at which one replica meets the objectives. For separate
-prefill and decode workers, a search finds the smallest numbers of workers that meet the objectives at the requested
-rate.
+- With equal replicas, a search finds the highest request rate at which one replica meets the objectives.
+- With separate prefill and decode workers, a search finds the smallest numbers of workers that meet the objectives at
+  the requested rate.
 
-The result is an interval, because the real server may be slower or faster than the performance model. A server that is
-`f` times slower behaves like the model with a slower clock:
+The result is an interval, because the real server may be slower or faster than the performance model. The searches for
+the ends of the interval reuse the simulations of the model. This is possible because a server that is `f` times slower
+behaves like the model with a slower clock. At the request rate `r`, its latency is
 
-    latency_server(r) = f * latency_model(f * r), where r is the request rate.
-
-The searches for the ends of the interval can therefore reuse simulations of the model.
+    latency_server(r) = f * latency_model(f * r).
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ ObjectivesMet = Callable[[Sequence[float | None], float], bool]
 
 
 class CapacityOption(msgspec.Struct, kw_only=True):
-    """The number of GPUs that the load needs in one configuration, with intervals and costs.
+    """The number of GPUs that the load needs in one configuration, and what they cost.
 
-    Fields whose names end in `_low` or `_high` are the ends of intervals. They hold the results for a server that is
-    slower or faster than the performance model by the factor `1 + step_error`. Nine of ten measured step times are
-    within this factor of the predicted time.
+    The predictions of the performance model are not exact: nine of ten measured step times differ from the predicted
+    time by at most the factor `1 + step_error`. Fields whose names end in `_low` or `_high` therefore hold the ends of
+    intervals. They are the results for a server that is slower or faster than predicted by this factor.
     """
 
     gpu: str

@@ -51,9 +51,10 @@ class TensorGroup(Protocol):
         """Start an all-reduce in the background. Return a function that waits for the sum and returns it."""
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """Return the concatenation of `part` over all devices, along the last dimension.
+        """Return the parts of all devices, joined along the last dimension.
 
-        `part` is the output of a linear layer whose weight matrix is split by columns over the devices.
+        `part` is this device's part. It is the output of a linear layer whose weight matrix is split by columns over
+        the devices.
         """
 
 
@@ -250,7 +251,11 @@ class LadderLayer(DecoderLayer):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state plus the results of the all-reduces in flight."""
+        """Return the hidden state after the last layer.
+
+        `carried` contains a hidden state and functions that wait for all-reduces in flight. The results of these
+        all-reduces are added to the hidden state.
+        """
         hidden, *pending = carried
         for wait in pending:
             hidden = hidden + wait()

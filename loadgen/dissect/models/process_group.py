@@ -18,9 +18,9 @@ ALL_GATHER = "all-gather"
 
 
 class _AllReduced(torch.autograd.Function):
-    """Autograd function that returns the completed sum of an all-reduce.
+    """Autograd function for an all-reduce that has completed. It returns the sum.
 
-    In the backward pass, each partial result gets the gradient of the sum.
+    In the backward pass, the gradient of the sum is passed on unchanged as the gradient of this process's summand.
     """
 
     @staticmethod
@@ -121,9 +121,9 @@ class ProcessGroup:
 
 
 def _start_delay(delay_s: float, device: torch.device) -> Callable[[], None]:
-    """Start a simulated link delay, and return a function that waits until the delay is over.
+    """Start a delay of `delay_s` seconds, which simulates a slow link. Return a function that waits until it is over.
 
-    On a GPU, the delay runs in a separate stream.
+    On a GPU, the delay runs in a separate stream, so that the GPU can compute in the meantime.
     """
     if device.type == "cuda":
         stream = torch.cuda.Stream()

@@ -25,6 +25,7 @@ framework."""
 LINE_WIDTH = 80
 TRAINING_PARTS = {"tensor": "all-reduces in layers", "data": "gradients between replicas", "bubble": "pipeline bubble"}
 """Names of parts of a training iteration whose key would not explain them."""
+NETWORK_BOUND = "`network`: the all-reduce after the GEMM takes longer than the GEMM, whose own limit is shown."
 NO_SUCH_GPU = "A GPU like this does not exist, so nothing was compared with measurements."
 
 
@@ -125,7 +126,13 @@ def format_gemms(result: Limits) -> str:
     for phase in dict.fromkeys(row[0] for row in rows_of_gemms):
         heads = (f"{phase} GEMM", *GEMM_HEADS[2:])
         tables.append(align_columns([heads, *(row[1:] for row in rows_of_gemms if row[0] == phase)]))
+    tables += [fill(note, LINE_WIDTH) for note in gemm_notes(result)]
     return "\n\n".join(tables)
+
+
+def gemm_notes(result: Limits) -> list[str]:
+    """Return a sentence that explains the bound `network`, if a GEMM has it."""
+    return [NETWORK_BOUND] if any(gemm.bound == "network" for gemm in result.gemms) else []
 
 
 def format_limits(result: Limits) -> str:
@@ -226,13 +233,12 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
         doc.ChartRef("step", "Expected time of a decode step", [spent, STEP], zoom="none"),
         doc.ChartRef("curve", "TPOT by throughput", [CURVE]),
     ]
+    roofline = doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide")
     explained: list[doc.Block] = [figures, *map(doc.Paragraph, notes), doc.Paragraph(MEANING)]
     sections = [
         doc.Section("answer", "Expected performance", [cards, *charts]),
         doc.Section("expected", "Figures", explained),
-        doc.Section(
-            "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
-        ),
+        doc.Section("roofline", "Roofline", [roofline, gemms, *map(doc.Paragraph, gemm_notes(result))]),
     ]
     if result.gpu_changes:
         sections.append(doc.Section("hypothetical", "Hypothetical GPU", [_changes_table(result.gpu_changes)]))

@@ -1,4 +1,4 @@
-"""Takes the screenshots of reports, comparisons, a matrix, `loadgen limits`, `hardware sweep` and `loadgen ui`.
+"""Takes the screenshots of reports, comparisons, a matrix, `loadgen limits`, `loadgen hardware` and `loadgen ui`.
 
     python docs/make_pictures.py          # needs Chromium and the extra `ui`; takes six minutes
 
@@ -29,8 +29,13 @@ SWEEP = [
     *("sweep", "--server", "vllm", "--model", "llama-3.1-8b", "--duration", "2min", "--quiet"),
     *("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms"),
 ]
-TECHNOLOGY = ["hardware", "sweep", "--page"]
-LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
+COMPUTED = {
+    "limits": ["limits", "--model", "llama-2-70b", "--tp", "8"],
+    "technology": ["hardware", "sweep"],
+    "factors": ["hardware", "compare", "A100", "B200", "--for", "training", "--model", "gpt-3-175b"],
+    "bounds": ["hardware", "bounds", "--gpus", "V100,A100,H100,B200", "--batch", "64", "--context", "2048"],
+}
+"""Commands of the hardware model, by the name of their page. They need no server."""
 LOAD = [
     *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
     *("--input-tokens", "uniform:100..3000", "--output-tokens", "uniform:20..100", "--warmup", "5"),
@@ -70,6 +75,8 @@ ALL = (
     Picture("matrix", "matrix", "", 1280),
     Picture("limits", "limits", "#roofline"),
     Picture("technology", "technology", "figure:has(#chart-parts-0-0)", 720),
+    Picture("factors", "factors", "figure:has(#chart-factors-0)", 720),
+    Picture("bounds", "bounds", "figure:has(#chart-grid-prefill)", 720),
     Picture("frontier", "frontier", "figure:has(#chart-frontier)"),
 )
 
@@ -78,9 +85,7 @@ def main() -> None:
     """Make all runs and take all screenshots."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        runs = {name: Path(folder) / name for name in ("burst", "load", "limits")}
-        runs["limits"].mkdir()
-        subprocess.run([*LOADGEN, *LIMITS, runs["limits"] / "report.html"], check=True)
+        runs = {name: Path(folder) / name for name in ("burst", "load")}
         subprocess.run([*LOADGEN, *BURST, "--out", runs["burst"]], check=False)
         with simulated("--server", "lightllm", *FAULTS) as url:
             subprocess.run([*LOADGEN, *LOAD, "--url", url, "--out", runs["load"]], check=False)
@@ -88,8 +93,7 @@ def main() -> None:
         subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
         pages["matrix"] = Path(folder) / "matrix/matrix.html"
         pages["frontier"] = swept(Path(folder))
-        pages["technology"] = Path(folder) / "technology.html"
-        subprocess.run([*LOADGEN, *TECHNOLOGY, pages["technology"]], check=True)
+        pages |= computed(Path(folder))
         system = shutil.which("chromium-headless-shell") or shutil.which("chromium")  # else Playwright's own build
         browser = playwright.chromium.launch(executable_path=system, args=["--no-sandbox"])
         for picture in ALL:
@@ -102,6 +106,14 @@ def main() -> None:
             page.close()
         take_interactive(browser, Path(folder))
         browser.close()
+
+
+def computed(folder: Path) -> dict[str, Path]:
+    """Run the commands of the hardware model. Return their pages by name."""
+    pages = {name: folder / f"{name}.html" for name in COMPUTED}
+    for name, command in COMPUTED.items():
+        subprocess.run([*LOADGEN, *command, "--page", pages[name]], check=True, stdout=subprocess.DEVNULL)
+    return pages
 
 
 def compared(folder: Path) -> dict[str, Path]:

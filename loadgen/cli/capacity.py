@@ -165,6 +165,11 @@ def run_capacity(
         hardware=hardware,
     )
     _check_parallel_experts(space, shape)
+    if prices is not None and not {price.gpu for price in price_list} & set(space.gpus):
+        raise PlanError(
+            f"{prices} has no price of {', '.join(space.gpus)}",
+            "Add a [[price]] for it, name another --gpu or --region, or leave --prices out.",
+        )
     show = not quiet and sys.stderr.isatty()
 
     def progress(text: str) -> None:

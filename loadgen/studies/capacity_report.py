@@ -210,6 +210,9 @@ class CapacityReport:
                 f"(?): no range was computed. Only the {WITH_INTERVAL} cheapest options have one, and of those with "
                 f"separate workers the {WORKERS_WITH_INTERVAL} cheapest."
             )
+        unpriced = dict.fromkeys(option.gpu for option in self.options if option.cost_per_hour is None)
+        if priced and unpriced:
+            texts.append(f"No price is known of {', '.join(unpriced)}.")
         shown = [*self.options[:MAX_OPTIONS], *(point.option for point in self.result.pareto)]
         texts += _price_notes(shown)
         if any(option.spot for option in shown):
@@ -347,4 +350,4 @@ def _command_lines(commands: dict[str, str]) -> list[str]:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, LINE_WIDTH)
+    return textwrap.fill(text, LINE_WIDTH, break_on_hyphens=False)

@@ -98,6 +98,15 @@ def test_a_price_list_names_gpus_regions_and_spot_prices(tmp_path: Path) -> None
     assert option["cost_per_hour"] == 1.0 * (option["gpus"] + option["spare_gpus"])
 
 
+def test_a_price_list_without_the_gpu_is_a_mistake(tmp_path: Path) -> None:
+    """Its plan would have no cost, although the user asked for costs."""
+    (tmp_path / "prices.toml").write_text(PRICES, "utf-8")
+    words = ("plan-capacity", *LOAD, "--prices", "prices.toml", "--tp", "1", "--gpu", "B200")
+    code, told, err = in_process(tmp_path, *words)
+    assert (code, told) == (EXIT_USAGE, "")
+    assert "prices.toml has no price of B200 SXM" in err
+
+
 def test_a_search_over_engines_layouts_and_workers(tmp_path: Path) -> None:
     """Each option has its commands, and the search says what it considered."""
     gpus = ("--gpu", "H100=2.5", "--gpu", "L4=0.4")

@@ -173,6 +173,13 @@ def test_ladder_hides_all_reduces() -> None:
     assert gains == [pytest.approx(1.308, abs=0.03), pytest.approx(1.599, abs=0.08)]
 
 
+def test_the_bound_of_an_all_reduce_is_explained() -> None:
+    """The limit next to `network` is that of the GEMM, which is shorter than the all-reduce."""
+    words = ("--gpu", "H100", "--model", "llama-2-70b")
+    assert "the all-reduce after the GEMM takes longer" in limits(*words, "--tp", "8").stdout
+    assert "all-reduce" not in limits(*words, "--tp", "1", "--format", "int4").stdout
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -274,6 +274,14 @@ def test_spot_prices_have_an_asterisk_and_prices_their_region() -> None:
     assert "*" not in text
 
 
+def test_gpus_without_a_price_are_named() -> None:
+    """If other GPUs have a price. Without any price, the report has no costs."""
+    said = " ".join(report_of([LONGEST, ENDLESS]).text().split())
+    assert "No price is known of L4." in said
+    assert "No price" not in report_of([ENDLESS]).text()
+    assert "No price" not in report_of([LONGEST]).text()
+
+
 def test_accuracy_is_stated_for_every_combination() -> None:
     """Validated on H100 with vLLM; not with TensorRT-LLM in the virtual engine, and not with pipelines."""
     options = []

@@ -126,7 +126,9 @@ def check_server_url(text: str) -> str:
 def describe_repair(text: str, address: ServerUrl) -> str:
     """Return one line about what `parse_server_url` changed in a URL, or "" if it changed nothing important.
 
-    A trailing slash and a trailing `/v1` are part of many base URLs and are not reported."""
+    `text` is the URL as the user wrote it, and `address` is the result. A trailing slash and a trailing `/v1` are part
+    of many base URLs, so removing them is not reported.
+    """
     if address == ServerUrl(text.rstrip("/").removesuffix(API_PATH).rstrip("/")):
         return ""
     endpoint = f", endpoint {address.endpoint}" if address.endpoint else ""
@@ -145,10 +147,11 @@ def fixed_number(urls: Sequence[str]) -> int | None:
 
 
 def has_fixed_address(url: str) -> bool:
-    """Return True if the host of a URL is an IP address, `localhost` or a Unix socket, and not any other host name.
+    """Return True if the host of a URL is an IP address, `localhost` or a Unix socket.
 
-    Two URLs with such hosts and the same address lead to the same server. Two other host names may lead to two servers
-    at the same address, because a gateway can choose the server by the host name.
+    The result is False for any other host name. If two URLs with such hosts have the same address, they lead to the
+    same server. This is not certain for other host names, because a gateway at one address can choose the server by the
+    host name.
     """
     host = parse_host(url)
     return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)
@@ -166,9 +169,13 @@ def _is_ip_address(host: str) -> bool:
 def _with_scheme(text: str) -> str:
     """Return the URL with `http://` or `https://` at its start. A missing scheme is added, a doubled scheme removed.
 
-    Text without a scheme must begin with a port number such as `8000` (on this machine) or with a host: `localhost`, an
-    IPv6 address in brackets, a name with a dot, or a name with a port. Raises ValueError for other text. Port 443 and
-    public host names without a port get https, all other hosts get http.
+    Text without a scheme must begin in one of these ways:
+
+    - a port number such as `8000`, which means this machine
+    - `localhost`, an IPv6 address in brackets, or a name with a dot
+    - any name with a port, such as `gpu-host:8000`
+
+    Raises ValueError for other text. Port 443 and public host names without a port get https, all other hosts get http.
     """
     scheme = _SCHEME.match(text)
     if scheme:

@@ -80,8 +80,9 @@ def check_header_name(name: str) -> str:
 
 
 class SessionIdentity:
-    """Provides the request headers that identify each session of a worker process, including headers that the server
-    has sent.
+    """Provides the request headers that identify each session of a worker process.
+
+    Some of these headers are fixed for a session. Others repeat what the server has sent in earlier responses.
     """
 
     def __init__(self, headers: Sequence[str] = (), captures: Sequence[str] = ()) -> None:
@@ -159,11 +160,14 @@ def _header_and_value(text: str) -> tuple[str, str]:
 def _headers_to_send(
     received: Iterable[tuple[str, str]], captures: Sequence[str], before: dict[str, str]
 ) -> dict[str, str]:
-    """Return the headers to send with the next request of a session, including the header `Cookie`.
+    """Return the headers of a response that the next request of the session must send back.
 
-    `received` are the headers of the response. `captures` names the headers and cookies to send back. `before` are the
-    headers that the previous call returned for this session. Cookies in `before` are kept unless `received` replaces
-    them.
+    - `received` contains the headers of the response.
+    - `captures` names the headers and cookies to send back.
+    - `before` contains the headers that earlier responses of the session have set.
+
+    All cookies are combined in the header `Cookie`, including the cookies in `before` that `received` does not replace.
+    Other headers in `before` are not part of the result.
     """
     result: dict[str, str] = {}
     wanted = {name.lower(): name for name in captures if not name.startswith(COOKIE)}

@@ -24,8 +24,9 @@ def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Seque
     """Process each item with one of the functions, and return the results in the order of the items.
 
     Each function runs in a separate thread and usually has a separate connection. Some servers and gateways refuse
-    several requests at the same time. After the first error, the remaining items are therefore processed one after the
-    other, by the first function. An error in this phase is raised."""
+    several requests at the same time. After the first error of a server, the first function therefore processes the
+    remaining items one after the other, including those that failed. An error in this phase is raised.
+    """
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))
     lock = threading.Lock()

@@ -91,8 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def proxy_headers(self) -> dict[str, str]:
-        """Headers that the proxy requires in each request. Empty in a tunnel, because the proxy does not see these
-        requests.
+        """Headers that the proxy requires in each request. Empty if there is no proxy.
+
+        Also empty if connections to the server use a tunnel, because the proxy does not see the requests in the tunnel.
         """
         return self.proxy.headers if self.proxy and not self.uses_tunnel else {}
 

@@ -169,9 +169,9 @@ class ReplicaMetrics:
     def read(self, limit_s: float) -> dict[str, Any]:
         """Return the sum of the values of all replicas. The entry `replicas` contains the values of each replica.
 
-        Raises GapError if a replica cannot be read, because a sum without this replica would look like a restart of the
-        server. The message names the replicas that could not be read, and `values` of the error contains the values of
-        the other replicas. If none of the replicas can ever be read, the error is a NotMeasuredError.
+        If a replica cannot be read, GapError is raised, because a sum without this replica would look like a restart of
+        the server. The message names the replicas that could not be read. The attribute `values` of the error contains
+        the values of the other replicas. If none of the replicas can ever be read, the error is a NotMeasuredError.
         """
 
         def read_replica(url: str) -> dict[str, Any] | GapError:
@@ -197,11 +197,11 @@ class ReplicaMetrics:
 
 
 def add_up_replicas(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of several replicas as those of one server.
+    """Combine the values of several replicas to the values of one server.
 
-    Most values are added. The values in AVERAGED, such as `kv_used`, are means over all engines of all replicas. For
-    the values in SETTINGS and for `kv_used_max`, the largest value is used. A counter that a replica does not publish
-    yet counts as 0.
+    - Most values are added. A counter that a replica does not publish yet counts as 0.
+    - The values in AVERAGED, such as `kv_used`, are means over all engines of all replicas.
+    - For the values in SETTINGS and for `kv_used_max`, the largest value is used.
     """
     names = dict.fromkeys(
         name for values in replicas for name, value in values.items() if isinstance(value, int | float)
@@ -480,11 +480,14 @@ def metric_tables() -> dict[str, MetricNames]:
 
 
 def page_values(page: Page, server: str) -> dict[str, Any]:
-    """Return the values of a metrics page under loadgen's names. Values that are not on the page are omitted.
+    """Return the values of a metrics page by loadgen's names, such as `kv_used`.
 
-    `server` is a key of BACKENDS. A generic OpenAI server has no metric names, so this function tries the names of
-    every backend, and uses those of the backend with the most names on the page. If the server has several engines,
-    `kv_used` is their mean, `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines.
+    Values that are not on the page are omitted. `server` is a key of BACKENDS. A generic OpenAI server has no metric
+    names. For such a server, this function uses the names of the backend that has the most names on the page.
+
+    If the server has several engines, most values are sums over the engines. The values in AVERAGED, such as `kv_used`,
+    are means. Two values are added: `kv_used_max`, the value of the fullest engine, and `engines`, the number of
+    engines.
     """
     table = BACKENDS[server].metrics
     if table is None:
@@ -553,11 +556,12 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 
 
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
-    """Return the value `value_name` for each engine of the server, or None if the page does not contain it.
+    """Return the values of one metric, usually one per engine, or None if the page has no such metric.
 
-    `names` lists the names that the metric can have. The first name that is on the page is used. The docstring of this
-    module describes how several samples of one engine are combined. A counter that is declared on the page but has no
-    sample has the value 0.
+    `value_name` is loadgen's name for the metric, and `names` lists the names that it can have on the page. The first
+    name that is on the page is used. If several samples describe the same engine, only the largest one counts, except
+    that a counter has one value for each process. The docstring of this module explains these rules. A counter that is
+    declared on the page but has no sample has the value 0.
     """
     metric = _name_on_page(page, names)
     if metric is None:
@@ -586,9 +590,11 @@ def _without(labels: Labels, names: re.Pattern[str]) -> frozenset[tuple[str, str
 
 
 def _engine_labels(samples: Sequence[Labels]) -> list[Labels]:
-    """Return the labels that identify each engine, in the order in which the engines first occur on the metrics page.
+    """Return the labels that identify each engine, in the order in which the engines first occur on the page.
 
-    `samples` contains the labels of every sample of one metric. Labels that name a rank or a process are left out."""
+    `samples` contains the labels of every sample of one metric. Labels that name a rank or a process are left out,
+    because one engine can have several ranks and processes.
+    """
     return [dict(labels) for labels in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
 
 

@@ -110,9 +110,9 @@ class BlockHasher:
             self._words_per_token = words / tokens
 
     def length(self, content: PromptContent | None, counted: int | None) -> tuple[int | None, str]:
-        """Return the length of a text in tokens, and a description of the source of this number.
+        """Return the length of a text in tokens, and a description of how this number was determined.
 
-        `content` is the text or its token ids, and `counted` is the number that the log states. Both may be None. If
+        `content` is the text or its token ids, and `counted` is the number that the log states. Either may be None. If
         both are None, the length is None.
         """
         if isinstance(content, tuple):
@@ -129,17 +129,19 @@ class BlockHasher:
     def blocks(self, prompt: PromptContent, input_tokens: int) -> list[int]:
         """Return one hash per block of a prompt of `input_tokens` tokens. The last block may be incomplete.
 
-        If the text has too few blocks for `input_tokens` tokens, the missing blocks are empty. The hash of an empty
-        block depends on the whole text.
+        A text can have fewer blocks than `input_tokens` tokens need, because the lengths of blocks are estimated. The
+        missing blocks are then treated as empty blocks at the end. Their hashes depend on the whole text, as the hash
+        of every block depends on all blocks before it.
         """
         needed = -(-input_tokens // self._block_tokens)
         contents = islice(chain(self._contents(prompt), iter(lambda: b"", None)), needed)
         return list(self._chained(contents))
 
     def unknown_blocks(self, name: str, before: Sequence[int], input_tokens: int) -> list[int]:
-        """Return block numbers for a prompt whose text is unknown.
+        """Return block numbers for a prompt of `input_tokens` tokens whose text is unknown.
 
-        The prompt begins with the blocks `before`. The numbers of all other blocks are derived from `name`.
+        The prompt begins with the block numbers `before`, which it shares with another prompt. The other numbers are
+        hashes of `name`, so that no other prompt has them.
         """
         needed = -(-input_tokens // self._block_tokens)
         own = (f"{name}/{index}".encode() for index in range(needed - len(before)))
@@ -329,10 +331,11 @@ class _TraceWriter:
         self._file.write(msgspec.json.encode({**line, "nodes": nodes}).decode() + "\n")
 
     def _guess_blocks(self, requests: list[AnonymousRequest]) -> None:
-        """Assign block numbers to prompts without text, if a branch of the session has several such prompts.
+        """Assign invented block numbers to prompts without text, to model the prefixes that they probably share.
 
-        The requests of a branch follow one another. If a prompt is longer than the previous prompt of its branch, it is
-        assumed to begin with the previous prompt.
+        `requests` are the requests of a session. The requests of a branch follow one another. If a prompt is longer
+        than the previous prompt of its branch, it is assumed to begin with the previous prompt. A branch with a single
+        prompt without text gets no block numbers.
         """
         branches = Counter(request.branch for request in requests if request.blocks is None)
         last: dict[str, AnonymousRequest] = {}
@@ -354,9 +357,10 @@ class _TraceWriter:
     ) -> dict[str, Any]:
         """Return one node of the trace: a request with its lengths, blocks and edges.
 
-        `edges` contains, for each request that this request follows, the key of that request, the event (`end` or
-        `start`) and the delay in ns. `ids` maps the keys of requests to the ids of nodes. `start_ns` is the start of
-        the session, or None if the log states no times.
+        - `edges` contains the requests that this request follows. Each edge consists of the key of a request, the event
+          (`end` or `start`), and the delay in ns after the event.
+        - `ids` maps the keys of requests to the ids of nodes.
+        - `start_ns` is the start of the session, or None if the log states no times.
         """
         node: dict[str, Any] = {"id": ids[request.key]}
         if edges:
@@ -388,7 +392,9 @@ class _TraceWriter:
     def _count_repeated(self, blocks: Sequence[int], input_tokens: int) -> None:
         """Count the prompt tokens in the leading blocks that a prompt shares with earlier prompts.
 
-        The number is added to `repeated_tokens` of the facts about the trace.
+        `blocks` contains the block numbers of the prompt. The number of tokens is added to `repeated_tokens` of the
+        facts about the trace. This value becomes None (unknown) if the trace has more than BLOCKS_REMEMBERED different
+        blocks.
         """
         if self._facts.repeated_tokens is None:
             return
@@ -401,11 +407,12 @@ class _TraceWriter:
 
 
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
-    """Yield, for each request of a session, the requests that it followed and the delays.
+    """Yield the conditions (edges) of each request: the requests that it followed, and the delays after them.
 
-    A request follows the requests that had ended when it started. If one of these requests started after the end of
-    another, only the later one is listed. If the log does not say when responses ended, each request follows the
-    previous request, and is sent at its recorded time or later.
+    `requests` are the requests of a session. A request followed all requests that had ended when it started. A request
+    is left out of this list if another one in the list started after its end. If the log states itself which requests
+    preceded a request, these are used. If it does not say when responses ended, each request follows the previous
+    request, and is sent at its recorded time or later.
     """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""
@@ -428,10 +435,11 @@ def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, Aft
 
 
 def _edges_after(before: AnonymousRequest | None, request: AnonymousRequest) -> list[tuple[int, After, int]]:
-    """Return the edges from the previous request of a session to `request`.
+    """Return the conditions for sending `request`, if the log does not say when responses ended.
 
-    `before` is the previous request, or None if `request` is the first request of its session. A first request has no
-    edges.
+    `before` is the previous request of the session, or None if there is none. Each condition (edge) consists of the key
+    of `before`, the event `start` or `end`, and the delay in ns after this event. `request` is sent after the end of
+    `before`, and not before its recorded time after the start of `before`. A first request has no conditions.
     """
     if before is None:
         return []

@@ -115,7 +115,9 @@ class Gamma(FixedRate, frozen=True):
 class Ramp(Arrivals, frozen=True):
     """Arrivals whose rate changes linearly from `first` to `last` within `length_ns`. The arrivals end after this time.
 
-    Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
+    Request i, counted from 0, is due when the integral of the rate over time reaches i. The due times do not depend on
+    the seed.
+    """
 
     first: Fraction
     last: Fraction
@@ -162,9 +164,11 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """Arrivals with a sequence of constant rates, each for a duration. While the rate is 0, no requests are sent.
+    """Arrivals with a sequence of constant rates, such as 5/s for 30 s and then 20/s for 30 s.
 
-    Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
+    While the rate is 0, no requests are sent. Request i, counted from 0, is due when the integral of the rate over time
+    reaches i. The due times do not depend on the seed.
+    """
 
     steps: tuple[tuple[Fraction, int], ...]
     """Rate per second and duration in ns of each step."""
@@ -324,8 +328,9 @@ class Trace(Arrivals, frozen=True):
         """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
 
         The sentence is shown before the run starts, so that users notice a wrong unit. `due_ns` contains the due times
-        of all requests of the replay. `whole` is False if a setting other than `limit`, such as a duration, may end the
-        replay before the end of the trace."""
+        of all requests of the replay. `whole` is False if a setting such as a duration may end the replay before the
+        end of the trace. The setting `limit` does not count here.
+        """
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)
         span_ns = due_ns[-1] - due_ns[0] if due_ns else 0
@@ -342,10 +347,11 @@ class Trace(Arrivals, frozen=True):
         return f"{sentence}; {trace_format.layout} layout, {trace_format.text}"
 
     def _left_out(self, count: int, *, whole: bool) -> int:
-        """Return the number of rows without input or output tokens, which the replay skips.
+        """Return the number of rows that the replay skips, because they have no input or output tokens.
 
-        Only rows from `start_ns` on are counted. If `whole` is False, rows after the last of the `count` replayed
-        requests are not counted either."""
+        `count` is the number of replayed requests. If `whole` is True, all rows from `start_ns` on are counted. If
+        `whole` is False, rows after the last replayed request are not counted.
+        """
         left_out = seen = 0
         for row in self._rows():
             left_out += not row.has_tokens

@@ -105,10 +105,11 @@ def parse(text: str) -> Arrivals:
 
 
 def facts_from_text(text: str) -> LoadFacts:
-    """Return the properties of an arrival process from its canonical text, such as `poisson:20`.
+    """Return the properties of an arrival process, given its text in a run file, such as `poisson:20`.
 
-    If this version of loadgen cannot parse the text, for example because a newer version wrote it, the properties have
-    default values."""
+    If this version of loadgen cannot parse the text, for example because a newer version wrote it, most properties have
+    default values.
+    """
     try:
         result = parse(text).facts
     except WorkloadError:
@@ -121,8 +122,9 @@ def facts_from_text(text: str) -> LoadFacts:
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
     """Yield the due times of the requests of a run in ns after its start.
 
-    Yields at most `n` due times (None: no maximum), and only those before `until_ns` (None: no limit). Raises
-    WorkloadError if the number of requests would be infinite."""
+    At most `n` due times are yielded (None: no maximum), and all of them are before `until_ns` (None: no limit). Raises
+    WorkloadError if neither these limits nor the arrival process end the run.
+    """
     if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "set a number of requests or a duration")
     instants = arrivals.due_ns(seed)

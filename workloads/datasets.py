@@ -140,10 +140,11 @@ def jsonl(path: Path) -> Iterator[Sample]:
 
 @contextmanager
 def error_location(location: str, hint: str) -> Iterator[None]:
-    """Convert errors of the `with` block, which reads an entry of a file, to WorkloadError.
+    """Context manager for code that reads one entry of a file. Errors in this code become WorkloadErrors.
 
     The message begins with `location`, such as the file name and line number. `hint` is used for errors that have no
-    hint."""
+    hint.
+    """
     try:
         yield
     except WorkloadError as error:
@@ -166,10 +167,12 @@ def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
 def elements(
     path: Path, convert: Callable[[Any], Item | None], name: str = "the dataset", hint: str = FORMAT_HINT
 ) -> Iterator[Item]:
-    """Yield the elements of a JSON array, or the lines of a JSON Lines file, each converted by the function `convert`.
+    """Yield the elements of a file, each converted by the function `convert`.
 
-    The file is read step by step, as elements are needed. Elements for which `convert` returns None are skipped. `name`
-    describes the file in error messages, and `hint` says what to do about an element that `convert` refuses."""
+    An element is a member of a JSON array, or a line of a JSON Lines file. The file is read step by step, as elements
+    are needed. Elements for which `convert` returns None are skipped. `name` describes the file in error messages, and
+    `hint` says what to do about an element that `convert` refuses.
+    """
     with open_text(path, name) as file:
         buffer = _skip_blanks(file, "")
         items = _array_elements(path, file, buffer[1:]) if buffer.startswith("[") else _line_elements(path, file)
@@ -182,17 +185,20 @@ def elements(
 
 
 def _line_elements(path: Path, file: TextIO) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield (location, text, function that decodes the text) for each line of the file that is not blank."""
+    """Yield each line of a file, as its location, its text and a function that decodes the text as JSON.
+
+    Blank lines are skipped. A location is a text for error messages, such as `data.jsonl, line 3`.
+    """
     file.seek(0)
     for line, text in lines(file, ELEMENT_LIMIT):
         yield f"{path}, line {line}", text, partial(json.loads, text)
 
 
 def _array_elements(path: Path, file: TextIO, buffer: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield (location, source text, function that returns the value) for each element of a JSON array.
+    """Yield each element of a JSON array, as its location, its text and a function that returns its value.
 
-    `buffer` contains the part of the text that was already read, without the opening bracket of the array. The
-    remaining text is read from `file`.
+    `buffer` contains the text that was already read after the opening bracket of the array. The remaining text is read
+    from `file`. A location is a text for error messages, such as `data.json, element 3`.
     """
     decoder = json.JSONDecoder()
     buffer = _skip_blanks(file, buffer)
@@ -209,11 +215,13 @@ def _identity(value: Any) -> Any:
 
 
 def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location: str) -> tuple[Any, str, str]:
-    """Return the next element of a JSON array: its value, its source text, and the remaining buffer.
+    """Return the next element of a JSON array in a file: its value, its source text, and the remaining buffer.
 
-    `buffer` contains text that was already read from the file. More text is read if the element is incomplete. The
-    remaining buffer begins after the comma that follows the element, or with the closing bracket of the array. Raises
-    WorkloadError with `location` in its message if the element is malformed."""
+    `buffer` contains text that was already read from the file. If it does not contain the whole element, more text is
+    read. The remaining buffer is the text that was read after the element. It begins with the next element or with the
+    closing bracket of the array. Raises WorkloadError if the element is malformed. `location` names the element in the
+    message.
+    """
     read_characters = READ_CHARACTERS
     while True:
         try:
@@ -523,10 +531,10 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
-    """Yield the entries that `read()` yields.
+    """Yield the entries of a file, which `read()` yields in order.
 
-    If `repeat` is True, `read()` is called again after its last entry, so the iterator ends only if there are no
-    entries.
+    If `repeat` is True, `read()` is called again after the last entry, without end. A file without entries is read only
+    once, even if `repeat` is True.
     """
     empty = True
     for entry in read():
@@ -569,14 +577,15 @@ def recognise(path: Path) -> str:
 
 
 def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
-    """Return a function that returns the requested output length of a sample in tokens.
+    """Return a function that takes a sample and returns the requested length of its response in tokens.
 
     The function returns the first of these lengths that is available:
 
     - the next length from the distribution that the user has requested
     - the field `output_tokens` of the sample
     - the length of the recorded answer
-    - DEFAULT_OUTPUT_TOKENS"""
+    - DEFAULT_OUTPUT_TOKENS
+    """
     requested = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
 
     def tokens(sample: Sample) -> int:

@@ -71,10 +71,10 @@ def check_file_text(text: str) -> None:
 
 
 def _check_members(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], name: str, depth: int) -> None:
-    """Check every member of an object or list, and raise WorkloadError for an invalid member.
+    """Raise WorkloadError if a member of the object or list `value` is invalid. Nested members are checked too.
 
-    `name` is the path of the object or list in messages, or "" for the outermost object of an option. `depth` is its
-    nesting depth.
+    `name` is the path of the object or list in messages, such as `body.stop`, or "" for the outermost object of an
+    option. `depth` is its nesting depth.
     """
     if depth == NESTING_LIMIT:
         raise WorkloadError(f"{name[:20]}... is nested more than {NESTING_LIMIT} levels deep", "send a flatter object")

@@ -264,11 +264,12 @@ def _uniform(rest: str) -> Uniform:
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lognormal | Exponential:
-    """Parse the options of a distribution, such as `mean=512,cv=0.5,max=2048`, and return what `make` builds from them.
+    """Parse the options of a distribution, and return the distribution that `make` builds from them.
 
-    The options `parameters` are required. The limits `min` and `max` are optional.
-
-    Raises WorkloadError if the options are invalid, or if `max` is far below the mean."""
+    `rest` is the text of the options, such as `mean=512,cv=0.5,max=2048`. The options in `parameters` are required. The
+    limits `min` and `max` are optional. Raises WorkloadError if the options are invalid, or if `max` is far below the
+    mean.
+    """
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     missing = [f"{key}=" for key in parameters if key not in result]
     if missing:

@@ -56,7 +56,7 @@ class ModelMix(msgspec.Struct, frozen=True):
 
 @lru_cache
 def _limits(weights: tuple[Fraction, ...]) -> list[float]:
-    """Return the cumulative weights: for each model, the sum of its weight and of the weights of all earlier models."""
+    """Return the cumulative weights, one per model. For example, the weights 70, 20 and 10 become 70, 90 and 100."""
     return list(accumulate(map(float, weights)))
 
 

@@ -215,11 +215,14 @@ class Prompt(Protocol):
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Return a `Prompt` that builds prompts of random token ids from `alphabet`.
+    """Return a prompt builder (`Prompt`) for prompts of random token ids from `alphabet`.
 
-    Prompts have the numbers 0 to `numbers` - 1. The spans of tokens that prompts share have the numbers -1 to
-    -`shared`. Prompts of at least `shortest` tokens differ in their first tokens. Shorter prompts may be equal. Raises
-    PromptError if the alphabet is too small for this many different prompts.
+    - `numbers`: Prompts have the numbers 0 to `numbers` - 1.
+    - `shared`: The number of shared spans, which are token ids with which several prompts begin. The spans have the
+      numbers -1 to -`shared`.
+    - `shortest`: Prompts of at least this number of tokens differ in their first tokens. Shorter prompts may be equal.
+
+    Raises PromptError if the alphabet is too small for this many different prompts.
     """
     size = len(alphabet)
     total = numbers + shared
@@ -267,7 +270,9 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
 def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
     """Return `number` as a list of digits, lowest digit first, like a mechanical counter with one wheel per digit.
 
-    Each entry of `wheels` lists the symbols of one digit. The symbols are words or token ids."""
+    Each entry of `wheels` lists the symbols of one digit, which are words or token ids. For example, with the symbols
+    a, b and c on both of two wheels, the number 5 (2 + 1 * 3) becomes the list c, b.
+    """
     symbols = []
     for wheel in wheels:
         number, position = divmod(number, len(wheel))

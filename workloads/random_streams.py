@@ -29,10 +29,12 @@ def random_stream(seed: int, purpose: str) -> Draw:
 
 
 def item_picker(items: Sequence[Item]) -> Callable[[Random, int], list[Item]]:
-    """Return a function `pick(random, count)` that draws `count` of the items with replacement.
+    """Return a function `pick(random, count)` that returns `count` random items. It may return an item several times.
 
     The result is the same as from `count` evaluations of `items[int(random.random() * len(items))]`, but NumPy computes
-    it faster. A number from `random.random()` has 53 bits from two 32-bit numbers (CPython, genrand_res53)."""
+    it faster. For this, NumPy combines two 32-bit numbers into 53 bits, as `random.random()` does (CPython,
+    genrand_res53).
+    """
     import numpy as np
 
     items_array = np.array(items, dtype=object)
@@ -79,9 +81,11 @@ def gamma(draw: Draw, shape: float) -> float:
 
 
 def running_sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
-    """Yield the sum of the first gap, of the first two gaps, and so on, in ns. Each gap is `draw_gap() * scale_ns`.
+    """Yield the sum of the first gap, of the first two gaps, and so on, in ns. The gaps are random.
 
-    Gaps are drawn as floats but summed as integers, so that rounding errors do not accumulate in long runs."""
+    Each gap is `draw_gap() * scale_ns`. Gaps are drawn as floats but summed as integers, so that rounding errors do not
+    accumulate in long runs.
+    """
     scale = float(scale_ns * UNITS_PER_NS)
     total = 0
     while True:

@@ -182,9 +182,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, transcript, 0), added
 
     def prepare_prompts(self) -> None:
-        """Build and discard each prompt that this session needs.
+        """Call the prompt builder for each prompt that this session needs, and discard the prompts.
 
-        This method is called before the run, with a prompt builder that only records the lengths.
+        This method is called before the run, with a prompt builder that only records the lengths. Nodes with recorded
+        messages need no prompt.
         """
         for index, node in enumerate(self.nodes):
             if not node.messages:
@@ -196,7 +197,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 
     def outline(self) -> Iterator[Request]:
-        """Yield the requests of all nodes in order of id. Only the first request has a prompt."""
+        """Yield the requests of all nodes in order of id.
+
+        Only the first request has a prompt. Other prompts are built later, when their requests are sent.
+        """
         yield self.request(0)[0]
         yield from (self.unsent_request(index) for index in range(1, len(self.nodes)))
 
@@ -225,12 +229,15 @@ class SessionGraph(msgspec.Struct, frozen=True):
 
 
 def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> TraceSession:
-    """Check the nodes of a session, and return them in an order in which parents come before their children.
+    """Check the requests of a session (`drafts`), and return the session with its requests as the nodes of a graph.
 
-    The first node is the earliest node without parents. The other nodes keep the order of the file, as far as their
-    parents allow. Any other node without parents is due at its recorded time after the start of the first node. Raises
-    WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay and a history that does not exist.
-    The message names the file and the line.
+    Each node comes after its parents, which are the requests that it waits for. The first node is the earliest node
+    without parents. Apart from these rules, nodes keep the order of the file. Any other node without parents is due at
+    its recorded time after the start of the first node.
+
+    `name` and `start_ns` are the name and the start time of the session. Raises WorkloadError for a duplicate name, a
+    missing parent, a cycle, a negative delay and a history that does not exist. The message names the file (`path`) and
+    the line.
     """
     indices: dict[str, int] = {}
     for position, draft in enumerate(drafts):
@@ -309,10 +316,11 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
 def _agent_of(
     draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
 ) -> tuple[int, int | None]:
-    """Return two indices: the first node of the draft's agent, and the first node of that agent's parent agent.
+    """Return two indices: the first node of the draft's agent, and the first node of the agent that started this agent.
 
-    The second index is None if the agent has no parent. `agents` maps the name of each agent to the index of its first
-    node. A new agent is added to `agents`.
+    The second index is None if no agent started it. `draft` is the request to add, `edges` leads to the requests that
+    it waits for, and `nodes` contains all requests before it. `agents` maps the name of each agent to the index of its
+    first node. A new agent with a name is added to `agents`.
     """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)
@@ -328,7 +336,11 @@ def _agent_of(
 
 
 def _context_of(draft: DraftNode, edges: Sequence[Edge], numbers: Mapping[str, int], path: object) -> int | None:
-    """Return the index of the parent whose history the node continues, or None for a fresh prompt."""
+    """Return the index of the request whose conversation the request `draft` continues, or None for a fresh prompt.
+
+    `edges` contains the requests that `draft` waits for, and `numbers` maps their names to indices. `path` is the file
+    in error messages. Raises WorkloadError if `draft` does not wait for the end of the request that it continues.
+    """
     if draft.history == "fresh":
         return None
     ended = [edge.parent for edge in edges if edge.after == "end"]

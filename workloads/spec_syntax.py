@@ -233,9 +233,10 @@ class _ZstdReader(RawIOBase):
     """
 
     def __init__(self, unpacked: Callable[[], Any], raw: BinaryIO) -> None:
-        """Prepare to read the file `raw`.
+        """Prepare to read `raw`, the compressed file.
 
-        `unpacked` is a function that returns a new stream, which unpacks `raw` from its current position.
+        Each call of `unpacked` returns a new stream of unpacked content. The stream begins at the current position of
+        `raw`.
         """
         self._unpacked = unpacked
         self._raw = raw

@@ -116,8 +116,10 @@ class _TextBuilder:
 
         The writer starts a text only with a word whose tokens were counted at the start of a text. Usually these are
         the first OPENINGS words. If these words make too few different short texts, this method counts every word at
-        the start of a text, and records the lengths of all texts. Raises PromptError if a length still cannot be
-        reached, or if too few different texts of a length exist.
+        the start of a text. It also surveys all prompts of the run, if their number is known.
+
+        `count` counts the tokens of complete texts. None if the token count of a text is the sum over its words. Raises
+        PromptError if a length still cannot be reached, or if too few different texts of a length exist.
         """
         try:
             return self._writer(vocabulary, OPENINGS, count)
@@ -135,7 +137,10 @@ class _TextBuilder:
         return writer
 
     def confirms(self, writer: TextWriter) -> bool:
-        """Return True if sample texts of the run have the requested lengths. `writer` writes the samples."""
+        """Return True if sample texts of the run have the requested lengths.
+
+        The tokens of each complete sample text are counted. `writer` writes the samples.
+        """
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 
     def written(self, writer: TextWriter) -> Prompt:
@@ -149,10 +154,10 @@ class _TextBuilder:
     def counted(self, writer: TextWriter) -> Prompt:
         """Return a prompt builder (`Prompt`) for a run in which the tokens of every complete text must be counted.
 
-        This is the case if the token count of a text differs from the sum over its words. Normally, this method builds
-        and counts all texts. If the number of requests is unknown, each text is built and counted when it is needed,
-        which requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text cannot
-        be exact.
+        They must be counted if the token count of a text differs from the sum over its words. Normally, this method
+        builds and counts all texts. If the number of requests is unknown, each text is built and counted when it is
+        needed. This requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text
+        cannot be exact.
         """
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:
@@ -180,11 +185,15 @@ class _TextBuilder:
 
 
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
-    """Return a TextSurvey, which contains the lengths of a run's texts, and the specs of a few of these texts.
+    """Return the lengths of a run's texts (TextSurvey), and the specs of a few of these texts.
 
-    Usually all prompts are surveyed. Only the first REHEARSED prompts are surveyed if the number of requests is
-    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only the
-    prompts of the warm-up requests are surveyed, because no other prompts are generated.
+    Usually all prompts are surveyed. There are three exceptions:
+
+    - If the prompts come from a file, only the prompts of the warm-up requests are surveyed, because no other prompts
+      are generated.
+    - If the number of requests is unknown, only the first REHEARSED prompts are surveyed. This does not apply to
+      sessions of a file, which are always surveyed.
+    - If all prompts have the same length, the first REHEARSED prompts are sufficient, unless `complete` is True.
     """
     spec = prompts.spec
     from_file = _is_from_file(prompts)
@@ -221,9 +230,11 @@ def _is_from_file(prompts: Prompts) -> bool:
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
-    """Generate the first `limit` requests (None: all) and the warm-up requests, and discard them.
+    """Generate the requests of a run and discard them, so that `prompts.prompt` is called for each text that they need.
 
-    For each text that a request needs, this function calls `prompts.prompt`, which records the length of the text."""
+    Callers replace `prompts.prompt` by a function that records the lengths of the texts. Only the first `limit`
+    requests or sessions (None: all) and the warm-up requests are generated.
+    """
     if prompts.has_graphs:
         for done, graph in enumerate(islice(prompts.graphs(once=True), limit), 1):
             graph.prepare_prompts()

@@ -128,7 +128,11 @@ class Words(msgspec.Struct, frozen=True):
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
-        """Return the error to raise if `n` different texts of `tokens` tokens are needed, but only `possible` exist."""
+        """Return the error for a length that no text has, or that too few different texts have.
+
+        The length is `tokens` tokens. `n` is the number of different texts that are needed, and `possible` is the
+        number that exist.
+        """
         shortest = min(self.opening, default=0)
         if shortest > tokens:
             return PromptError(
@@ -145,13 +149,15 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
 
-    In most tokenizers, every candidate is one token. To find out, the function combines the candidates into texts that
-    contain every pair of candidates, and counts the tokens of these texts. If each text has one token per word, every
-    word is one token.
+    The candidates are tested in up to three ways:
 
-    Otherwise, each word is counted in a separate text of two words, in which it is the second word. Words of more than
-    COST_LIMIT tokens are left out. If the counts are not additive, words that cause this are left out too, unless fewer
-    than MIN_WORDS words would remain.
+    1. The first WORDS_LIMIT candidates are assumed to be one token each, as in most tokenizers. To check this, the
+       function combines them into texts that contain every pair of candidates. It is true if each text has one token
+       per word.
+    2. Otherwise, each candidate is counted as the second word of a text of two words. Words of more than COST_LIMIT
+       tokens are left out.
+    3. Some words have another cost next to certain words. Such words are left out too, unless fewer than MIN_WORDS
+       words would remain.
 
     The first `openings` words are also counted at the start of a prompt, where a word may have another cost.
     """
@@ -173,11 +179,12 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the candidate words with the number of tokens that each word adds after another word.
+    """Return the usable candidate words, with the number of tokens that each word adds after another word.
 
-    The result also states whether token counts are additive (see the module's docstring). `alone` maps words to their
-    token counts as complete texts, and must contain the first candidate. `openings` is the number of words that are
-    also counted at the start of a text.
+    Each candidate is counted as the second word of a text of two words. Words of more than COST_LIMIT tokens are left
+    out. `alone` maps words to their token counts as complete texts, and must contain the first candidate. `openings` is
+    the number of words that are also counted at the start of a text. The result also states whether token counts are
+    additive (see the module's docstring).
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -215,11 +222,12 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Check whether token counts are additive, by counting the tokens of every pair of words.
+    """Count the tokens of every pair of words, to find the words whose token counts are not additive.
 
-    Counts are additive if two words in a row have as many tokens as they have separately. `costs` maps each word to its
-    number of tokens. The first `openings` words are also counted at the start of a text. Return the vocabulary, and the
-    words whose counts are not additive.
+    Return the vocabulary and these words. Counts are additive if two words in a row have as many tokens as they have
+    separately. `costs` maps each word to its number of tokens. `count` counts the tokens of texts. The vocabulary
+    states whether all counts are additive. It also has the token counts of the first `openings` words at the start of a
+    text.
     """
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
@@ -262,8 +270,10 @@ def pair_texts(first: str, words: Sequence[str]) -> list[str]:
 def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, costs: Mapping[str, int]) -> bool:
     """Return True if the token count of each text is the sum of the token counts of its words.
 
-    `counts` contains the token count of each text, and `costs` the number of tokens of each word. All texts begin with
-    the same word, which has `first_tokens` tokens at the start of a text."""
+    `counts` contains the token counts of the texts, in the same order. `costs` maps each word to its number of tokens.
+    All texts begin with the same word. At the start of a text, this word has `first_tokens` tokens, which can differ
+    from its entry in `costs`.
+    """
     return all(
         tokens == first_tokens + sum([costs[word] for word in text.split()[1:]])
         for text, tokens in zip(texts, counts, strict=True)
@@ -303,15 +313,17 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """Counts the different beginnings of a run's prompts, by their length in tokens.
+    """Counts how many different beginnings (prefixes) the prompts of a run need, by their length in tokens.
 
-    The server must not find a new prompt in its prefix cache, so different prompts must have different prefixes. If
-    several prompts start with a shared span of tokens, this span is the prefix of all of them. The prefix of any other
-    prompt is the whole prompt. Prefixes are numbered from 0, and the first words of a prefix encode its number. The
-    survey shows how many prefixes of each length a run needs.
+    The server must not find a new prompt in its prefix cache, so different prompts must begin differently:
+
+    - Some prompts begin with a shared span of tokens. This span is the prefix of all prompts that begin with it.
+    - The prefix of any other prompt is the whole prompt.
+
+    Prefixes are numbered from 0, and the first words of a prefix encode its number.
 
     The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
-    for the first prompts. The survey is then incomplete, and assumes the worst case: all prompts have the same length.
+    for the first prompts. The survey is then incomplete, and assumes the worst case: all prefixes have the same length.
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
@@ -348,35 +360,40 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the index of a prompt prefix in the list of all prefixes, in which shared spans come before texts.
+        """Return the position of a prefix among all prefixes of the run, counted from 0.
 
-        If `number` is 0 or more, the prefix is the text with this number. If `number` is negative, the prefix is the
-        shared span with this number. `tokens` is the length of the text or span.
+        The prefix is a text or a shared span, with which several prompts begin. Texts have the numbers 0, 1, 2, ...,
+        and shared spans have negative numbers. All shared spans come before the texts. `tokens` is the length of the
+        text or span.
         """
         if number >= 0:
             return self.total - self._texts + number
         return self._span_positions.get((number, tokens), -1 - number)
 
     def group_size(self, tokens: int) -> int:
-        """Return how many distinct prompt prefixes have `tokens` tokens.
+        """Return the number of different prefixes that have `tokens` tokens.
 
-        If the survey is not complete, return an upper limit."""
+        A prefix is the beginning of one or more prompts. If the survey is not complete, return an upper limit: the
+        number of all prefixes.
+        """
         return self.lengths[tokens] if self.complete else self.total
 
 
 class Openings:
-    """Chooses the opening words of each text, or of each shared span at the beginning of a text.
+    """Chooses the opening words of each text, so that all texts differ.
 
-    The opening words encode a number, so that all texts differ. Normally this number is the position of the text in the
-    TextSurvey, which lists all texts of a run. If a text is too short for this number, the opening words encode its
-    rank, which numbers the texts of the same length. The rank is sufficient, because texts of different lengths differ
-    anyway.
+    The opening words encode a number. Normally this number is the position of the text among all texts of the run (see
+    `TextSurvey.position`). A short text has too few words for this number. Its opening words encode its rank, which
+    numbers only the texts of the same length. The rank is sufficient, because texts of different lengths differ anyway.
+
+    If several prompts begin with the same text (a shared span), the opening words are those of the shared span.
     """
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
-        """Prepare the opening words for the texts that are recorded in `survey`.
+        """Prepare the opening words for all lengths that `survey` has recorded. `words` contains the available words.
 
-        Raises PromptError if a length cannot be reached, or if there are not enough different texts of a length."""
+        Raises PromptError if a length cannot be reached, or if there are not enough different texts of a length.
+        """
         self._words = words
         self._survey = survey
         self._seed = seed
@@ -387,14 +404,14 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give the next rank to a prompt that is too short to encode its position. Do nothing for other prompts.
+        """Give a prompt the next rank among the prompts of its length, if it is too short to encode its position.
 
-        The attribute `short` contains the lengths in tokens that are too short. If the prompt begins with shared spans,
-        the length of the first span decides, and all prompts that begin with this span have the same rank. Otherwise,
-        the length of the whole prompt decides. Ranks are counted separately for each length.
+        Other prompts get no rank. The attribute `short` contains the lengths in tokens that are too short. If a prompt
+        begins with shared spans, its first span gets the rank instead: the length of the span decides, and all prompts
+        that begin with this span have the same rank.
 
-        The method has the interface of a prompt builder (`Prompt`) and always returns an empty text. It replaces the
-        prompt builder when all prompts of a run are counted in advance.
+        The method has the parameters of a prompt builder (`Prompt`) and always returns an empty text. It stands in for
+        the prompt builder when all prompts of a run are counted in advance.
         """
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
@@ -403,9 +420,11 @@ class Openings:
         return ""
 
     def words(self, number: int, tokens: int) -> tuple[list[str], int]:
-        """Return the opening words of a text or shared span, and the number of tokens that are left for random words.
+        """Return the opening words of a text, and the number of tokens that are left for random words.
 
-        Raises PromptError if the length cannot be reached."""
+        `number` is the number of the text, and `tokens` is its length. A shared span, with which several prompts begin,
+        is such a text too. Its number is negative. Raises PromptError if the length cannot be reached.
+        """
         wheels, remaining, is_short = self._of_length(tokens)
         position = self._ranks[number, tokens] if is_short else self._survey.position(number, tokens)
         return counter_digits(position, wheels), remaining
@@ -418,7 +437,10 @@ class Openings:
 
 
 class TextWriter(msgspec.Struct, frozen=True):
-    """Writes texts of exact length. The same number gives the same text in every call and in every process."""
+    """Writes texts with an exact number of tokens.
+
+    Equal specs (`TextSpec`) give equal texts in every call and in every process.
+    """
 
     words: Words
     seed: int
@@ -442,18 +464,22 @@ class TextWriter(msgspec.Struct, frozen=True):
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write the texts of all shared spans with which prompts begin. Store their words for `text` and `texts`.
+        """Write the texts of all shared spans in `spans`. Store their words for the methods `text` and `texts`.
 
-        If the server must count the spans, writing them together takes fewer requests than writing them one by one.
+        A shared span is a text with which several prompts begin. If the server must count tokens, writing all spans
+        together takes fewer requests than writing them one by one.
         """
         wanted = list(dict.fromkeys(spans))
         for span, text in zip(wanted, self.texts(TextSpec(*span) for span in wanted), strict=True):
             self.spans[span, True] = text.split()
 
     def _draft(self, spec: TextSpec) -> PromptDraft:
-        """Return a draft of a text: the words of shared spans, words that encode the text's number, and random words.
+        """Return a draft of the text that `spec` describes.
 
-        If there are too few tokens after the shared spans, some or all words of the number are left out."""
+        A draft has up to three parts: the words of shared spans, with which other texts also begin, words that encode
+        the number of the text, and random words. If too few tokens are left after the shared spans, some or all words
+        of the number are omitted.
+        """
         random = prompt_random(self.seed, spec.number)
         shared: list[str] = []
         if spec.shared:
@@ -474,7 +500,9 @@ class TextWriter(msgspec.Struct, frozen=True):
     def _shared_words(self, spec: TextSpec) -> tuple[list[str], int]:
         """Return the words of the shared spans of a text, and the number of tokens that are left for other words.
 
-        Spans that are longer than the text are cut. Raises PromptError if the length cannot be reached."""
+        A shared span is a text with which several texts begin. `spec` lists the shared spans of this text. If they are
+        longer than the text, they are cut. Raises PromptError if the length of the text cannot be reached.
+        """
         shared: list[str] = []
         remaining = spec.tokens
         for span in spec.shared:
@@ -504,11 +532,12 @@ class TextWriter(msgspec.Struct, frozen=True):
 
 
 def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
-    """Return a writer for the texts that are recorded in `survey`.
+    """Return a writer for the texts that are recorded in `survey`. All texts differ in their first words.
 
-    All texts differ in their first words, or in the first words after their shared spans. `count` is a function that
-    counts the tokens of texts. It is required if token counts are not additive. Raises PromptError if a length cannot
-    be reached, or if there are not enough different texts of a length.
+    If several texts share a beginning, they differ in the first words after this beginning. `words` contains the words
+    of the texts with their token counts. `count` is a function that counts the tokens of complete texts. It is required
+    if the token count of a text is not the sum over its words. Raises PromptError if a length cannot be reached, or if
+    there are not enough different texts of a length.
     """
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)
@@ -516,9 +545,11 @@ def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens 
 
 
 def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft], progress: Progress) -> list[str]:
-    """Return the texts of the drafts, with their last words replaced until every text has the exact token count.
+    """Return the texts of the drafts. Each text has exactly the token count that its draft requires.
 
-    Raises PromptError if the token count of a text is still wrong after ROUNDS_LIMIT attempts.
+    `count` counts the tokens of complete texts. If a text has too many or too few tokens, its last words are replaced,
+    and the text is counted again. `progress` is called with the number of finished texts. Raises PromptError if the
+    token count of a text is still wrong after ROUNDS_LIMIT attempts.
     """
     texts: list[str] = []
     waiting = iter(drafts)
@@ -556,16 +587,17 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Choose the words that encode the number of a text, for texts with `tokens` tokens.
+    """Choose the words with which texts of `tokens` tokens encode their numbers, so that all texts differ.
 
-    `n` is the number of all texts, and `group_size` is the number of texts with this length. The number of a text is
-    encoded like a mechanical counter, with one word per digit (see `counter_digits`). The result has three values:
+    A number is encoded like a mechanical counter, with one word per digit (see `counter_digits`). `n` is the number of
+    all texts, and `group_size` is the number of texts with this length. The result has three values:
 
-    - One list of words per digit (a wheel). All words of a list have equally many tokens. The first list contains words
-      that can start a prompt. The later lists contain words with the fewest tokens.
+    - A list for each digit (a wheel), with the words that represent the values of the digit. All words of a list have
+      equally many tokens. The first list contains words that can start a prompt. The later lists contain words with the
+      fewest tokens.
     - The number of tokens that are left for random words.
-    - False if the words can encode the numbers of all `n` texts. True if they can only encode the numbers of the
-      `group_size` texts of this length.
+    - False if the words can encode `n` different numbers. True if the text is too short for this, and the words can
+      only encode `group_size` different numbers.
 
     Raises PromptError if there are not enough different texts of this length.
     """

@@ -47,7 +47,10 @@ ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """A function that counts the tokens of texts (`count`), and properties such as whether its counts are exact."""
+    """Counts the tokens of texts with the function `count`.
+
+    The other attributes say, for example, whether the counts are exact.
+    """
 
     count: CountTokens
     counting_method: str
@@ -129,8 +132,14 @@ def approximate(texts: Sequence[str]) -> list[int]:
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
     """Return a token counter whose counts are exact, or None if neither tokenizer file nor server provides one.
 
-    If `verify` is True, a test request is sent to the server's route for counting tokens, because a gateway may block
-    this route. Raises UnknownCountError if the server does not report a count.
+    - `local` is the tokenizer file, whose counts are preferred. In this case, `server` only measures the tokens that
+      the server adds to a prompt.
+    - `server` counts tokens by requests to the server. Without a tokenizer file, it is used if a route of the server
+      counts tokens without running the model.
+    - `verify` is True if estimated counts are also acceptable. The function then tests whether the route works, because
+      a gateway may block it. If the route uses the tokenizer of another model, the function returns None.
+
+    Raises UnknownCountError if the server does not report a count, and PromptError if two counts contradict each other.
     """
     source = local or server
     words = (source and source.words) or COMMON_WORDS
@@ -156,11 +165,12 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a token counter that corrects the counts of a local tokenizer.
+    """Return a token counter that adds, to the counts of `tokenizer`, the tokens that only the server adds.
 
-    The corrected count includes the tokens that the server adds to every prompt, such as a chat template or a BOS
-    token. If `server` is None, there is no correction. If the server adds different numbers of tokens to a short and a
-    long text, the tokenizer belongs to another model, and PromptError is raised.
+    A server adds, for example, a chat template or a BOS token. The number of these tokens is measured: a short and a
+    long text of `words` are counted by both the tokenizer and the server. If the two texts show different numbers, the
+    tokenizer belongs to another model, and PromptError is raised. If `server` is None, there is no correction.
+    `description` describes the counting method in the output of a run.
     """
     if server is None:
         return TokenCounter(tokenizer.count, description, words)
@@ -182,12 +192,13 @@ def _corrected(
 
 
 def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
-    """Return a token counter for texts that consist of words of one token each.
+    """Return a token counter for texts whose words are one token each, or None if too few words are found.
 
-    To find such words, a short text of candidate words is sent to the server. If the server reports as many tokens as
-    the text has words, every word is one token. Otherwise, both halves of the text are tested in the same way. `store`
-    holds the words that an earlier run found. Return None if too few words are found, or if the server does not report
-    token counts.
+    To find such words, a text of candidate words is sent to the server. If the server counts as many tokens as the text
+    has words, every candidate is one token. Otherwise, both halves of the text are tested in the same way.
+
+    `store` holds the words that an earlier run found. These words are the first candidates, so that usually one test is
+    enough. The result is also None if the server does not report token counts.
     """
     words = server.words or COMMON_WORDS
     frame = words[0]
@@ -217,12 +228,12 @@ def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None)
 def _one_token_words(
     server: ServerTokenCounter, words: Sequence[str], frame: str, frame_tokens: int, tokens: int
 ) -> list[str]:
-    """Return the words that are one token each.
+    """Return those of `words` that are one token each.
 
     Words are tested in groups. The text of a group consists of the word `frame`, all words of the group, and the word
-    `frame` again. The server counts the tokens of this text. `frame_tokens` is the number of tokens of the two frame
-    words. If the rest of the text has as many tokens as the group has words, every word of the group is one token. A
-    group that fails this test is halved, and both halves are tested. A single word that fails is not returned.
+    `frame` again. The server counts the tokens of this text, and the `frame_tokens` tokens of the two frame words are
+    subtracted. If the result equals the number of words in the group, every word of the group is one token. Otherwise
+    the group is halved, and both halves are tested. A single word that fails is left out.
 
     The first group contains all of `words`. The caller has already counted the tokens of its text (`tokens`).
     """

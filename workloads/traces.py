@@ -183,11 +183,14 @@ def _first_timestamps(file: TextIO) -> list[float]:
 
 
 def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, source: str = "trace") -> None:
-    """Raise WorkloadError if the layout's unit is implausible for these timestamps, so the user must state the unit.
+    """Raise WorkloadError if these timestamps are probably not in `unit`, so that the user must state the unit.
 
-    A unit is implausible if it gives a mean rate outside PLAUSIBLE_PER_S. Milliseconds are also implausible if the
-    timestamps have fractions and seconds would give a plausible rate. `source` is the name of the workload or arrivals
-    in the hint: `trace` or `sessions`.
+    `unit` is the unit that the file format `layout` defines. The timestamps are probably in another unit in two cases:
+
+    - In `unit`, the mean rate of requests would be outside PLAUSIBLE_PER_S.
+    - The unit is milliseconds and the timestamps have fractions, but read as seconds, they have a plausible rate.
+
+    `source` is the name of the workload or arrivals in the hint: `trace` or `sessions`.
     """
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
@@ -242,9 +245,11 @@ def _json_rows(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[
 
 
 def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Check the ids of a prompt's blocks of tokens (the field `hash_ids` of a row), and return them.
+    """Check the hash ids of a row, and return them. A hash id stands for one block of tokens in the prompt.
 
-    Raises ValueError for an invalid id, and WorkloadError if the number of ids does not match the length of the prompt.
+    `hash_ids` is the value of the row's field with this name. It may be empty. `input_tokens` is the length of the
+    prompt, and `block_tokens` is the length of a block. Raises ValueError for an invalid id, and WorkloadError if the
+    number of ids is not the number of blocks in the prompt.
     """
     if not isinstance(hash_ids, list | None):
         raise ValueError(f"has hash_ids that are not a list: {hash_ids!r}"[:120])

@@ -178,9 +178,11 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, including warm-up prompts. A multi-turn session counts as one prompt.
+        """The number of prompts of a run, including warm-up prompts.
 
-        If the number of requests is not limited, NUMBERS_LIMIT is assumed.
+        Each input of a request counts as a prompt. A multi-turn session counts as one prompt. A session of
+        `sessions:FILE` counts as many prompts as it has requests. If the number of requests is not limited,
+        NUMBERS_LIMIT is assumed.
         """
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:
@@ -226,7 +228,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def shared_spans(self) -> int:
-        """The number of shared spans of tokens with which prompts begin.
+        """The number of shared spans in the run. Several prompts begin with the same shared span of tokens.
 
         The value is 0 if there are none, or if their number is unknown.
         """
@@ -251,10 +253,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return map(self._complete, islice(result, spec.n))
 
     def _with_queries(self) -> Prompts:
-        """Return prompts in which all inputs of a request begin with the same query of `query_tokens` tokens.
+        """Return prompts for requests whose inputs share a query, such as requests for reranking.
 
-        If `query_tokens` is 0, the prompts are returned unchanged. Building an input raises WorkloadError if the input
-        is not longer than the query.
+        All inputs of a request begin with the same query of `query_tokens` tokens. If `query_tokens` is 0, the prompts
+        are returned unchanged. Otherwise, building an input raises WorkloadError if the input is not longer than the
+        query.
         """
         if not self.query_tokens:
             return self
@@ -284,10 +287,10 @@ class Prompts(msgspec.Struct, frozen=True):
         return isinstance(self.spec.workload, SessionFile) and self.spec.workload.loop and self.spec.n is None
 
     def graphs(self, *, once: bool = False) -> Iterator[SessionGraph]:
-        """Yield the sessions, each as a graph of requests.
+        """Yield the sessions of the workload, each as a graph of requests.
 
-        If `once` is True, each session of a file is yielded once, even if the workload repeats the file without end.
-        Raises WorkloadError for a workload whose sessions are not graphs.
+        A workload may repeat the sessions of its file without end. In this case, `once` limits the result to one pass
+        over the file. Raises WorkloadError for a workload whose sessions are not graphs.
         """
         source = self.spec.workload
         if not isinstance(source, SessionFile):
@@ -316,10 +319,12 @@ class Prompts(msgspec.Struct, frozen=True):
         return [*map(self._complete, islice(requests, spec.warmup))]
 
     def _complete(self, request: Request) -> Request:
-        """Return the request with the additional fields and images from the WorkloadSpec.
+        """Return the request with everything that the WorkloadSpec adds to it: fields, images, or a recording.
 
-        If the body of the request already has a field of the same name, this field is kept. Raises WorkloadError if the
-        request has images and the endpoint is not a chat endpoint."""
+        A field that the body of the request already has keeps its value. If the requests of the run contain recordings,
+        a synthetic recording replaces the prompt, unless the request already has a recording. Raises WorkloadError if
+        the request has images and the endpoint is not a chat endpoint.
+        """
         spec = self.spec
         if spec.recordings and request.recording is None:
             recording = SyntheticRecording(request.input_tokens, f"{spec.seed}/{request.id}")
@@ -352,15 +357,19 @@ class Prompts(msgspec.Struct, frozen=True):
         return zip(count(), inputs, outputs, strict=False)
 
     def count_if_known(self, text: str) -> int:
-        """Return the number of tokens of a text from a file, or 0 if the counter can only count generated texts."""
+        """Return the number of tokens of `text`, which comes from a file, or 0 if the number is unknown.
+
+        The number is unknown if the token counter can only count generated texts.
+        """
         return self.count(text) if self.any_text else 0
 
 
 def batches(requests: Iterator[Request], size: int) -> Iterator[Request]:
-    """Combine requests with one input each into requests with `size` inputs each, and yield the combined requests.
+    """Combine every `size` requests into one request with `size` inputs, and yield the combined requests.
 
     The combined requests have the ids 0, 1, 2, ... If fewer than `size` requests are left at the end, they are not
-    used. Raises WorkloadError if a request has more than a prompt, for example messages, images or its own fields.
+    used. Each of `requests` must have nothing but a prompt. WorkloadError is raised for a request that has, for
+    example, messages, images or its own fields.
     """
     for number in count():
         members = [*islice(requests, size)]
@@ -395,16 +404,19 @@ def prepare_prompts(
     """Prepare the prompts of a run. This function may send texts to the server to count their tokens.
 
     - `token_ids`: True if the endpoint accepts token ids.
-    - `local`, `server`: the tokenizer file and the server's token counter. None if it is not available.
+    - `local`: the tokenizer file, or None if the user names none.
+    - `server`: the server's token counter, or None if the server has none.
     - `chat`: True if the endpoint is a chat endpoint.
     - `by`: the method that counts tokens. None chooses the best available method.
     - `store`: stores the server's vocabulary, so that later runs need not measure it again.
     - `progress`: called with the number of prompts that have been surveyed, counted or built so far.
 
-    Normally, texts and token ids are generated later, when they are needed. However, all texts are built here if the
-    token count of a text is not the sum of its words' counts (loadgen.workloads.text_prompts). Raises PromptError if a
-    length cannot be exact, or if tokenizer file and server count differently. Raises WorkloadError if a file is
-    malformed."""
+    Normally, each prompt is built later, when it is needed. All texts are built here if their tokens must be counted
+    text by text, because the token count of a text is not the sum over its words (see loadgen.workloads.text_prompts).
+
+    Raises PromptError if a length cannot be exact, or if tokenizer file and server count differently. Raises
+    WorkloadError if a file is malformed.
+    """
     from_file = spec.holds_texts
     counter = choose_counter(local, server, by, drawn=not from_file, store=store)
     counts: dict[str, int] = {}
@@ -476,10 +488,12 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 def _source_of_ids(
     local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
 ) -> Tokenizer | None:
-    """Return the tokenizer that supplies the token ids of prompts, or None if token counts are only estimated.
+    """Return the tokenizer that supplies the token ids of prompts, or None if there is none.
 
-    `local` is a tokenizer on this machine. `by` is the counting method that the user requests, or None for the best one
-    that is available.
+    `local` is a tokenizer on this machine, and `server` counts tokens by requests to the server. `by` is the counting
+    method that the user requests: `tokenizer` selects `local`, and `server` selects `server`. With any other method,
+    `local` is preferred. `counter` is the token counter of the run. If its counts are only estimates, the result is
+    None, unless `by` is `tokenizer`.
     """
     if by == "tokenizer":
         return local
@@ -491,7 +505,11 @@ def _source_of_ids(
 def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
     """Return a function that builds prompts of random token ids, or None if the prompts must be texts.
 
-    Prompts can be token ids only if the workload generates its prompts and the tokenizer `source` returns token ids."""
+    Prompts can be token ids under two conditions:
+
+    - The workload generates whole prompts, as `synthetic` does. They contain no chat messages and no earlier responses.
+    - The tokenizer `source` can return token ids. It supplies the ids from which prompts are built.
+    """
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix) or (
         isinstance(spec.workload, SessionFile) and not spec.workload.has_messages
     )

@@ -87,9 +87,10 @@ def workload_facts(text: str) -> WorkloadFacts:
 
 
 def length_facts(value: Any) -> LengthFacts:
-    """Return the properties of requested lengths, given as a number or as canonical text. No file is opened.
+    """Return the properties of requested lengths of prompts or responses, such as their mean. No file is opened.
 
-    Lengths that this version of loadgen cannot parse get default properties. A newer version may have written them.
+    `value` is a number of tokens, or the text of a length distribution, such as `uniform:128..384`. If this version of
+    loadgen cannot parse the text, for example because a newer version wrote it, most properties have default values.
     """
     text = "0" if value is None else str(value)
     if text == "0":  # endpoints without a response text

@@ -43,7 +43,8 @@ def policy_of(framework: Framework) -> Policy | None:
 def is_replayed(deployment: Deployment) -> bool:
     """Return True if the latencies of closed loops on this deployment are predicted by simulating every request.
 
-    Pipelines are not simulated in this way, because the simulated engine computes one step at a time.
+    This is the case if the engine has a batching policy (see `policy_of`) and no pipeline stages. Pipelines are not
+    simulated in this way, because the simulated engine computes one step at a time.
     """
     return deployment.pipeline == 1 and policy_of(deployment.framework) is not None
 
@@ -66,11 +67,15 @@ def _step_time(deployment: Deployment) -> StepTime:
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    If `is_replayed` is true for the deployment, the requests of the closed loop are simulated one by one. If `load`
-    contains several numbers of requests in flight, there is one simulation for each number. TTFT, TPOT and output
-    tokens per second come from the simulation. Everything else comes from `formula_times`, and so do all results for
-    other deployments. `memory_fraction` is the share of the GPU memory that weights and KV cache may use. Raises
-    HardwareError if chunked prefill cannot be modelled.
+    The method depends on the deployment:
+
+    - If `is_replayed` is true, the requests of the closed loop are simulated one by one. TTFT, TPOT and output tokens
+      per second come from the simulation, and everything else comes from `formula_times`. If `load` contains several
+      numbers of requests in flight, there is one simulation for each number.
+    - Otherwise, all results come from `formula_times`.
+
+    `memory_fraction` is the share of the GPU memory that weights and KV cache may use. Raises HardwareError for an
+    option that cannot be modelled, such as chunked prefill for some deployments.
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):
@@ -89,7 +94,8 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 def _replayed(deployment: Deployment, load: Load, memory_fraction: float) -> tuple[float, float, float]:
     """Return the TTFT, the TPOT and the output tokens per second of a closed loop, by simulating its requests.
 
-    A result that would be better than the limit of the hardware is replaced by this limit.
+    The hardware limits each of these values. If the simulation gives a better value than this limit, the limit is
+    returned.
     """
     policy = _policy(deployment, load)
     settings = replace(load.settings, running_limit=policy.running_limit)
@@ -114,11 +120,11 @@ class ReplayedRequest:
 
 
 def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[ReplayedRequest]:
-    """Replay a closed loop on the engine of a deployment, and return the latencies of all requests.
+    """Simulate a closed loop on the engine of a deployment, and return the latencies of all requests.
 
-    The HTTP server in front of the engine handles requests one at a time, and spends `request_s` on each. Afterwards
-    each request takes another `server_s`, in which requests do not wait for one another. Both times are constants of
-    the engine in frameworks.csv.
+    In a closed loop, each client sends its next request when its previous response has ended. The HTTP server in front
+    of the engine handles requests one at a time, and spends `request_s` on each. After that, each request takes another
+    `server_s`, in which requests do not wait for one another. Both times are constants of the engine in frameworks.csv.
     """
     policy = _policy(deployment, load)
     longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
@@ -146,7 +152,10 @@ def _policy(deployment: Deployment, load: Load) -> Policy:
 
 
 def _check_formula_settings(deployment: Deployment, load: Load) -> None:
-    """Raise HardwareError if an option is set that only replayed closed loops support."""
+    """Raise HardwareError if the user sets an option that the formula for this deployment does not model.
+
+    Options such as `--chunked-prefill` need a simulation of every request, which is not available for all deployments.
+    """
     options = {
         "--chunked-prefill": deployment.chunked_prefill != "",
         "--batch-wait": load.settings.batch_wait_steps > 0,
@@ -162,7 +171,10 @@ def _check_formula_settings(deployment: Deployment, load: Load) -> None:
 
 
 def _check_settings(deployment: Deployment, policy: Policy) -> None:
-    """Raise HardwareError if a setting has no effect on an engine with this policy."""
+    """Raise HardwareError if a setting of the scheduler has no effect on an engine with this policy.
+
+    The settings are `--batch-wait` and `--receive-interval`.
+    """
     name = deployment.framework.name
     if policy.batch_wait_steps and (policy.chunked or policy.prefill != "mixed"):
         raise HardwareError(
@@ -186,9 +198,10 @@ class _Clients:
         self._free_ns = 0  # the HTTP server has handled all earlier requests
 
     def run(self, engine: VirtualEngine) -> Iterator[TokenTimes]:
-        """Send all requests, and yield the token times of each request when it has ended.
+        """Send all requests of the closed loop, and yield the token times of each request when it has ended.
 
-        The `owner` of each job is the time in ns at which its client sent the request.
+        When a response ends, its client sends the next request. The `owner` of each job is the time in ns at which its
+        client sent the request.
         """
         for _ in range(self._clients):
             self._send(0)

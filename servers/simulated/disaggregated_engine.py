@@ -29,9 +29,9 @@ class WorkerPools:
 class DecodeStepTime:
     """The durations of the steps of a decode worker, which computes no prompts.
 
-    The scheduler of the worker handles a new job as if the worker had to compute the job's prompt. In fact, the KV
-    cache of the prompt has already arrived from a prefill worker. The duration of a step therefore treats the new job
-    like a job that is already decoding.
+    For the scheduler of the worker, a new job looks as if its prompt had to be computed. In fact, a prefill worker has
+    computed the prompt and sent its KV cache. A new job therefore takes as much time in a step as a job that is already
+    decoding.
     """
 
     def __init__(self, step_time: StepDurations) -> None:
@@ -47,11 +47,11 @@ class DecodeStepTime:
 
 
 class DisaggregatedEngine:
-    """Prefill workers and decode workers, with the methods of a `VirtualEngine`.
+    """A simulated engine with separate workers for prompts (prefill) and for decoding.
 
-    `transfer_s` returns the time in s to send the KV cache of a prompt with a number of tokens. The first token counts
-    as generated when the KV cache has arrived at the decode worker. A decode worker admits a job only if its whole
-    output fits into the KV cache, so it never preempts a job.
+    It has the methods of a `VirtualEngine`. `transfer_s` takes a number of prompt tokens, and returns the time in s to
+    send their KV cache to a decode worker. The first token counts as generated when the KV cache has arrived there. A
+    decode worker admits a job only if its whole output fits into the KV cache, so it never preempts a job.
     """
 
     def __init__(
@@ -177,9 +177,10 @@ class DisaggregatedEngine:
         self._starts[self._numbers_of[worker]] = start_ns
 
     def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
-        """Begin the transfer of the KV cache for each job whose prompt was computed.
+        """Send the KV cache of each job whose prompt has been computed to a decode worker.
 
-        A job with a single token needs no transfer. Its token times are yielded, because the job is finished.
+        `ended` contains the token times of these jobs on their prefill worker. A job with a single token needs no
+        decode worker and is finished. Only the token times of such jobs are yielded.
         """
         for times in ended:
             job: Job = times.job.owner
@@ -207,9 +208,10 @@ class DisaggregatedEngine:
         self._place(job, remaining, self._decode)
 
     def _finished(self, times: TokenTimes) -> TokenTimes:
-        """Return the token times of a whole job, given the times of the tokens that a decode worker generated.
+        """Return the token times of a whole job.
 
-        The time of the first token, which a prefill worker generated, is added.
+        `times` contains the times of the tokens that a decode worker generated. The result begins with the time of the
+        first token, which a prefill worker generated.
         """
         job: Job = times.job.owner
         del self._workers[job]

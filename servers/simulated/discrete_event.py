@@ -17,11 +17,10 @@ MAX_STEP_ENDS = 1 << 18
 
 
 class FrontEnd:
-    """The path of requests from the socket to the scheduler of a simulated engine.
+    """The event loop of a simulated engine, through which requests (jobs) pass before they reach the scheduler.
 
-    The front end is an event loop that handles requests in batches. All requests that arrive while the loop is busy
-    form the next batch. A batch takes `request_ns` per request. All jobs of a batch reach the scheduler together,
-    `path_ns` after the batch is done.
+    The loop handles requests in batches. All requests that arrive while it handles a batch form the next batch. A batch
+    takes `request_ns` per request. All jobs of a batch reach the scheduler together, `path_ns` after the batch is done.
     """
 
     def __init__(self, request_ns: int = 0, path_ns: int = 0) -> None:
@@ -72,7 +71,7 @@ class FrontEnd:
 class TokenTimes:
     """The times in ns at which the tokens of a job were generated.
 
-    `instants` is complete when the job has ended. Until then, the tokens of recent decode steps are missing.
+    `instants` is complete only when the job has ended. Until then, the times of its latest tokens may be missing.
     """
 
     job: Job
@@ -185,7 +184,7 @@ class VirtualEngine:
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
-        """Add the missing times of a job's first `emitted` tokens to `times`.
+        """Add to `times` the times that are missing for the first `emitted` tokens of its job.
 
         The missing tokens were generated in consecutive decode steps, so their times are the end times of these steps.
         """
@@ -193,9 +192,9 @@ class VirtualEngine:
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
     def _drop_unneeded_step_ends(self) -> None:
-        """Delete the end times of decode steps that no unfinished job needs.
+        """Delete the end times of old decode steps, which no unfinished job needs any more.
 
-        A job needs the end times from the step of its first token on.
+        An unfinished job needs the end times of all steps since its first token.
         """
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)

@@ -161,12 +161,14 @@ class Completion:
     def cut_at_stop(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
         """End the completion after the first token that completes one of the stop strings `stops`.
 
-        The completion gets the finish reason `reason`. Return (completion, stop string, position of the stop string in
-        the text). If the text contains no stop string, return the unchanged completion, an empty string and the length
-        of the text.
+        Return three values: the shortened completion with the finish reason `reason`, the stop string, and its position
+        in the text. If the text contains no stop string, return the unchanged completion, an empty string and the
+        length of the text.
 
-        Without `anywhere`, only a stop string at the end of a token is detected. With `anywhere`, the token may
-        continue after the stop string. If a token completes several stop strings, the first of them in `stops` counts.
+        - Without `anywhere`, a stop string counts only if it ends where a token ends. With `anywhere`, the token may
+          continue after the stop string.
+        - If a token completes several stop strings, the first of them in `stops` counts.
+
         The vocabulary consists of ASCII letters and spaces, so positions in bytes and in characters are equal.
         """
         whole = b"".join(self.texts)
@@ -246,7 +248,8 @@ def merge_events(
 ) -> bytes:
     """Encode the next events of a request with several answers: one event for each answer that is not complete.
 
-    Each event contains `tokens` tokens, starting with token number `first`. The last event of an answer may have fewer.
+    `completions` contains the answers, and `encoders` contains the encoder of each answer. Each event contains `tokens`
+    tokens, starting with token number `first`. The last event of an answer may have fewer.
     """
     events = []
     for completion, encode in zip(completions, encoders, strict=True):
@@ -274,8 +277,8 @@ def json_event(value: Any) -> bytes:
 def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping[str, Any]) -> EventEncoder:
     """Return an encoder for events that contain one token each.
 
-    `inner` and `final` are events in which TEXT stands for the text of the token. `final` is used for the last token,
-    and `inner` for all other tokens.
+    In the events `inner` and `final`, the placeholder TEXT stands for the text of the token. `final` is the event of
+    the last token, and `inner` that of all other tokens. `texts` contains the text of each token.
     """
     placeholder = dumps(TEXT)[1:-1]
     start, _, end = json_event(inner).rpartition(placeholder)

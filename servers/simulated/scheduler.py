@@ -301,10 +301,11 @@ class Scheduler:
         return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
     def identical_steps(self) -> int:
-        """Return the number of consecutive steps, beginning with the planned step, that decode the same jobs.
+        """Return the number of consecutive steps, beginning with the planned step, that can be computed at once.
 
-        These steps differ only in the length of the context. No waiting job can be admitted before the last step ends,
-        and no job gets its last token before the last step. The result is 1 if the planned step computes prompts.
+        These steps decode the same jobs, and differ only in the length of the context. No waiting job can be admitted
+        before the last of them ends, and no job gets its last token before the last one. The result is 1 if the planned
+        step computes prompts.
         """
         if self._chunks or not self.decoding:
             return 1
@@ -349,7 +350,11 @@ class Scheduler:
         return started, ended
 
     def _plan_mixed(self, now_ns: int) -> None:
-        """Plan a step in which all decoding jobs get a token, and prompts use the remaining token budget."""
+        """Plan a step that serves decoding jobs and prompts together.
+
+        All decoding jobs get a token. Prompts use the rest of the step's token budget. If a decoding job had to be
+        preempted, no waiting job is admitted.
+        """
         self.step_decodes = True
         preempted = self._allocate_for_decode()
         self._admits_next_step = preempted
@@ -475,9 +480,11 @@ class Scheduler:
     def _expected_tokens(self, candidate: Job) -> float:
         """Return the KV cache, in tokens, that the running jobs and `candidate` are still expected to take.
 
-        A decoding job is expected to generate only a share of its remaining output tokens. All other jobs are expected
-        to generate their whole remaining output. The result is 0 if no job is running, because a job that fits the
-        cache can always run alone.
+        - A decoding job is expected to generate only a share of its remaining output.
+        - A job whose prompt is being computed is expected to generate its whole remaining output.
+        - `candidate` is expected to take its prompt and its whole remaining output.
+
+        The result is 0 if no job is running, because a job that fits the cache can always run alone.
         """
         if not self.running:
             return 0
@@ -493,8 +500,8 @@ class Scheduler:
     def _exceeds_padding(self, longest: int, tokens: int) -> bool:
         """Return True if one more prompt of `tokens` tokens would make the planned step too large or too padded.
 
-        All prompts of the step are padded to `longest` tokens, the length of the longest prompt including the
-        additional one.
+        All prompts of a step are padded to the length of the longest one, which is `longest` tokens with the additional
+        prompt.
         """
         policy = self.policy
         if policy.max_paddings is None:
@@ -504,11 +511,13 @@ class Scheduler:
         return padded_tokens > policy.step_tokens or padding > policy.max_paddings
 
     def _peak_tokens(self, candidate: Job) -> int:
-        """Return the maximum KV cache that all running jobs and `candidate` will use together, in tokens.
+        """Return the maximum size of the KV cache that all running jobs and `candidate` will use together, in tokens.
 
-        The use is largest just before a job ends and frees its cache. Let `r_i` be the number of tokens that job `i`
-        will still generate, and `f_i` its final length. The jobs are sorted so that `r_1 >= r_2 >= ...`. Just before
-        job `k` ends, jobs 1 to `k` are running, and each has grown by `r_k` tokens. The result is:
+        Let `f_i` be the final length of job `i`, and `r_i` the number of tokens that it will still generate. It now
+        uses `f_i - r_i` tokens. The jobs are sorted so that `r_1 >= r_2 >= ...`, so the last job ends first.
+
+        The use is largest just before a job ends and frees its cache. Just before job `k` ends, jobs 1 to `k` are
+        running, and each of them has grown by `r_k` tokens. The result is the maximum over these moments:
 
             max over k of (sum(f_i - r_i for i in 1..k) + k * r_k)
         """
@@ -550,7 +559,9 @@ class Scheduler:
     def _assumed_cached_tokens(self, job: Job) -> int:
         """Return the number of prompt tokens that the policy assumes to be in the prefix cache (`cache_hit_rate`).
 
-        The last token is always computed, because it generates the next token."""
+        The last token of the job so far is never assumed to be there, because it must be computed to generate the next
+        token.
+        """
         return min(int(self.policy.cache_hit_rate * job.prompt_tokens), job.prompt_tokens + job.emitted - 1)
 
     def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
@@ -558,7 +569,7 @@ class Scheduler:
 
         Only full blocks count. The result is at least the number that `Policy.cache_hit_rate` assumes.
 
-        `known_tokens` is the number of prompt and output tokens so far. The result is always less than `known_tokens`,
+        `known_tokens` is the number of prompt tokens and output tokens of the job so far. The result is always lower,
         because the last of these tokens must be computed to generate the next token.
         """
         size = self.policy.block_size
@@ -575,9 +586,9 @@ class Scheduler:
         return hits
 
     def _steps_without_admission(self, limit: int) -> int:
-        """Return the number of steps, at most `limit`, in which the first waiting job cannot be admitted.
+        """Return for how many steps, at most `limit`, the first waiting job certainly cannot be admitted.
 
-        The result is 1 if the scheduler cannot exclude an admission after the planned step.
+        The planned step is the first of these steps. The result is 1 if the job might be admitted directly after it.
         """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill
@@ -593,7 +604,10 @@ class Scheduler:
         return limit
 
     def _finish_decode(self, steps: int, ended: list[Job]) -> None:
-        """Account for `steps` decode steps, and append the jobs that got their last token to `ended`."""
+        """Record that `steps` decode steps have ended.
+
+        Append the jobs that got their last token in these steps to `ended`.
+        """
         size = self.policy.block_size
         if self._allocates_while_decoding:
             for step in range(self.decode_steps + 1, self.decode_steps + steps):
@@ -646,10 +660,11 @@ class Scheduler:
         return bool(heap)
 
     def _allocate_for_decode(self) -> bool:
-        """Allocate the blocks for the next token of every decoding job. Return True if a job was preempted.
+        """Allocate the KV-cache blocks for the next token of every decoding job. Return True if a job was preempted.
 
-        The newest jobs are preempted until enough blocks are free. No job is larger than the cache, so the oldest job
-        always gets its blocks, and the engine cannot deadlock.
+        If too few blocks are free, the newest jobs are preempted: their blocks are freed, and they wait to be computed
+        again. No job is larger than the cache, so the oldest job always gets its blocks, and the engine cannot
+        deadlock.
         """
         size = self.policy.block_size
         phase = self.decode_steps % size
@@ -676,8 +691,9 @@ class Scheduler:
 
 
 def _reserved_output(job: Job, emitted: int) -> int:
-    """Return the remaining output tokens of a job, at most MAX_RESERVED_OUTPUT. The admission of jobs uses this number.
+    """Return the number of output tokens that a running job is still expected to need.
 
-    `emitted` is the number of tokens that the job has generated.
+    Jobs are admitted by this number. It is the remaining number of output tokens of the job, but at most
+    MAX_RESERVED_OUTPUT. `emitted` is the number of tokens that the job has generated.
     """
     return min(job.output_tokens + job.unsent_tokens - emitted, MAX_RESERVED_OUTPUT)

@@ -438,9 +438,9 @@ class Struct:
 
     @staticmethod
     def closed(reader: Reader, error: BodyError) -> BodyError:
-        """Return `error` with the position after the closing brace of the object.
+        """Return `error` with the position after the closing brace of the object, if the brace is the next byte.
 
-        If the next byte is not a closing brace, the error gets the current position of the reader.
+        Otherwise, `error` gets the current position of the reader. An error that already has a position keeps it.
         """
         if reader.peek() == b"}":
             reader.offset += 1
@@ -449,10 +449,10 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class Untagged:
-    """The type of a value that has one of several types, such as a text or a list (serde's untagged enum).
+    """The type of a value that may have any of several types, such as a text or a list (serde's untagged enum).
 
-    serde reads the whole value before it tries the types. An error therefore has the position after the value, or after
-    the object if the value is the last field of an object.
+    serde reads the whole value before it tries the types. If no type fits, the error therefore has the position after
+    the value. If the value is the last field of an object, serde reports the position after the object.
     """
 
     name: str

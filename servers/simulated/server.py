@@ -171,10 +171,10 @@ def _slowdown(config: SimulatedConfig) -> Slowdown:
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
-    """Return the token clock of a server, and the maximum length of prompt plus output in tokens. `limit` is the
-    configured maximum, or None.
+    """Return the token clock of a server, and the maximum length of prompt plus output in tokens.
 
-    Raises ConfigError if the clock cannot model the configured engine, GPU or model.
+    `limit` is the configured maximum, or None. Raises ConfigError if the clock cannot model the configured engine, GPU
+    or model.
     """
     if config.clock == "script":
         clock = ScriptClock(
@@ -205,9 +205,9 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 class ClientConnection(web.RequestHandler):
     """The server's side of a connection, with the attributes that a timestamp source needs.
 
-    Timestamp sources are made for clients: they return the arrival time of a response, from the attributes in
-    loadgen.servers.wire.timestamps.Received. In this class, the attributes describe the last request on the connection.
-    A timestamp source therefore returns the arrival time of this request.
+    In a client, a timestamp source returns the arrival time of the last response on a connection. It uses the
+    attributes in loadgen.servers.wire.timestamps.Received. In this class, these attributes describe the last request on
+    the connection. A timestamp source therefore returns the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
@@ -555,11 +555,11 @@ class CompletionHandler:
             state.on_request_end(self._line, stream)
 
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
-        """Prepare the head of a streamed response. The head is sent together with the first event.
+        """Prepare the head of a streamed response. Usually, the head is sent later, together with the first event.
 
-        A Go proxy that receives the head while it is still sending the request body aborts 1 or 2% of the streams. Only
-        the faults `slow-headers` and `role-first` send the head at once. If `wrong_length` is True, another fault is
-        simulated: the head states a content length that is larger than the body.
+        A real Go proxy aborts 1 or 2% of the streams if it receives the head while it is still sending the request
+        body. Only the faults `slow-headers` and `role-first` therefore send the head at once. If `wrong_length` is
+        True, another fault is simulated: the head states a content length that is larger than the body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head

@@ -202,12 +202,13 @@ def _complete(
 ) -> tuple[Completion, str]:
     """Check the lengths and the sampling parameters of a request, and generate a completion.
 
-    `ids` contains the token ids of the prompt, and `requested` is the requested maximum number of output tokens.
-    `minimum_name` is the name of the parameter for the minimum number of output tokens. If `chat` is True, the
-    completion may contain reasoning and tool calls.
+    - `ids` contains the token ids of the prompt.
+    - `requested` is the requested maximum number of output tokens.
+    - `minimum_name` is the name of the parameter for the minimum number of output tokens, for error messages.
+    - `chat` is True if the completion may contain reasoning and tool calls.
 
-    Return the completion and the stop string that ended it, or an empty string if no stop string did. The text ends
-    before the stop string. Raises ErrorReply if a check fails.
+    Return the completion, and the stop string that ended it. The text of the completion ends before the stop string. If
+    the completion ended in another way, the stop string is empty. Raises ErrorReply if a check fails.
     """
     limit = sglang_checks.output_limit(state, request, len(ids), requested)
     sglang_checks.check_sampling(request, parameters, requested, minimum_name)
@@ -230,11 +231,10 @@ def _complete(
 def _text_encoder(
     completion: Completion, inner: Mapping[str, Any], final: Mapping[str, Any], usage: str
 ) -> EventEncoder:
-    """Return an encoder for events that contain one or more tokens.
+    """Return an encoder for the events of a text. Each event contains one or more tokens.
 
-    `inner` and `final` are templates without the field `usage`: `final` for the last event, `inner` for all earlier
-    events. The encoder replaces protocol.TEXT by the text of the tokens, and adds the field `usage` as the argument
-    `usage` says:
+    The templates `inner` and `final` contain protocol.TEXT in place of the text. `final` is the template of the last
+    event, and `inner` that of all earlier events. `usage` says which field `usage` the encoder adds to each event:
 
     - "usage": the field contains the token counts so far.
     - "null": the field is null.
@@ -261,10 +261,11 @@ def _text_encoder(
 
 
 def _segment_encoder(completion: Completion, event: bytes, usage: str, call_id: str) -> EventEncoder:
-    """Return an encoder for the events of an answer that consists of segments.
+    """Return an encoder for the events of an answer that consists of segments, such as reasoning and text.
 
-    `event` is a template whose delta ends with a field named protocol.TEXT. The encoder replaces this delta. If `usage`
-    is not empty, the encoder adds the token counts so far to each event. `call_id` is the id of a tool call.
+    `event` is an encoded event whose field `delta` is a placeholder. The encoder replaces it by the new content. If
+    `usage` is not empty, the encoder also adds the token counts so far to each event. `call_id` is the id of a tool
+    call.
     """
     start, _, end = event.partition(protocol.dumps({"reasoning_content": None, protocol.TEXT: 0}))
     start = start.removesuffix(b'"delta":')

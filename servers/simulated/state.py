@@ -185,9 +185,9 @@ class ServerState:
     def _answer_key(self, request: CompletionRequest) -> int:
         """Return a number that determines the words of the answer to a request.
 
-        Equal prompts have equal numbers and answers, as with a model that decodes greedily. If a request asks for
-        sampling, its number is the index of the request. With the fault `wrong-answer`, a request has the number of the
-        previous prompt.
+        Requests with equal prompts get equal numbers, as with a model that decodes greedily. A request for sampling
+        gets the index of the request, so that its answer differs from all others. With the fault `wrong-answer`, a
+        request gets the number of the previous request's prompt.
         """
         body = request.body
         parameters = [fields for name in PARAMETER_FIELDS if isinstance(fields := body.get(name), Mapping)]
@@ -366,7 +366,8 @@ class ServerState:
 def realtime_offset_ns() -> int:
     """Return CLOCK_REALTIME minus CLOCK_MONOTONIC in ns.
 
-    The shortest of three measurements is used, because the process may lose its CPU core during a measurement.
+    The difference is measured three times, and the quickest measurement is used. A slow measurement can be wrong,
+    because the process may have lost its CPU core between reading the two clocks.
     """
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before_ns, realtime_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])

@@ -54,10 +54,10 @@ class StepDurations(Protocol):
         ...
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        """Return the durations of consecutive decode steps as (first, growth, steps).
+        """Return the durations of consecutive decode steps as three numbers: first, growth and steps.
 
-        Step `i`, counted from 0, takes `first + i * growth` seconds, for `i < steps`. `decoding` is the number of
-        sequences, and `context` is the total number of their tokens before the first step.
+        Step `i`, counted from 0, takes `first + i * growth` seconds. This holds for the first `steps` steps. `decoding`
+        is the number of sequences, and `context` is the total number of their tokens before the first step.
         """
         ...
 
@@ -90,10 +90,10 @@ class LinearStepTime:
 
 
 class StepTime:
-    """Predicts the step durations of a deployment from its hardware.
+    """Predicts the step durations of a deployment from its hardware. A step is one run of the model over a batch.
 
-    `launch_s` is the time to launch the kernels of one layer. The kernels of a step take at least `launch_s * layers`.
-    In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
+    `launch_s` is the time to launch the kernels of one layer, so the kernels of a step take at least `launch_s *
+    layers`. In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
     """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
@@ -159,10 +159,10 @@ class StepTime:
         return self._hop_s + self._hop_token_s * tokens
 
     def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
-        """Return the attention times of consecutive decode steps as (first, growth, steps).
+        """Return the attention times of consecutive decode steps as three numbers: first, growth and steps.
 
-        The attention of step `i`, counted from 0, takes `first + i * growth` seconds, for `i < steps`. `decoding` is
-        the number of sequences, and `context` is the mean number of tokens per sequence before the first step.
+        Step `i`, counted from 0, takes `first + i * growth` seconds. This holds for the first `steps` steps. `decoding`
+        is the number of sequences, and `context` is the mean number of tokens per sequence before the first step.
         """
         row = self._attention_rows.get(decoding)
         if row is None:
@@ -178,9 +178,9 @@ class StepTime:
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
         """Return the attention time of all prompts in a step, in seconds.
 
-        `tokens` is the number of prompt tokens in the step. `pairs` counts the pairs of a prompt token and a token that
-        it attends to. The estimate assumes that all prompts are equally long. For each prompt, this step computes
-        `chunk` tokens, and earlier steps have computed `before` tokens:
+        `tokens` is the number of prompt tokens in the step. Each of them attends to itself and to all tokens before it
+        in its prompt. `pairs` counts these pairs of tokens. The estimate assumes that all prompts are equally long. For
+        each prompt, this step computes `chunk` tokens, and earlier steps have computed `before` tokens:
 
             chunk = tokens / prompts
             before = pairs / tokens - (chunk + 1) / 2
@@ -204,16 +204,16 @@ def _hop_times(deployment: Deployment) -> tuple[float, float]:
 
 
 def _prompt_attention_tables(deployment: Deployment) -> list[list[float]]:
-    """Return five tables of attention times in seconds, with one entry for each size in CHUNK_GRID.
+    """Return five tables of attention times in seconds, for a step that computes prompts.
 
-    The first two tables are for a step with one prompt, the other three for a step with many prompts. "Earlier
-    token" means a token of the prompt that a previous step has computed.
+    Each table has one entry for each size in CHUNK_GRID, which is the number of tokens that the step computes of a
+    prompt. An earlier token is a token of the prompt that a previous step has computed.
 
-    - one prompt: its attention time without earlier tokens.
-    - one prompt: the increase per earlier token.
-    - many prompts: the part that does not depend on the number of prompts.
-    - many prompts: the part per prompt.
-    - many prompts: the increase per prompt and earlier token.
+    - One prompt in the step: the attention time without earlier tokens.
+    - One prompt: the increase per earlier token.
+    - Many prompts: the part that does not depend on the number of prompts.
+    - Many prompts: the part per prompt.
+    - Many prompts: the increase per prompt and earlier token.
     """
     chunks = np.array(CHUNK_GRID, float)
     one = predict_step(deployment, 1, chunks, before=0).attention

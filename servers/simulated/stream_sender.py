@@ -135,8 +135,8 @@ class Stream:
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Return the events of the tokens that are due, and the number of these tokens.
 
-        This method is used as a fault hook that causes no fault. Without a fault hook, StreamSender expects one event
-        for every token. Streams in which some tokens have no event need this hook.
+        This method is used as a fault hook that causes no fault. A stream in which some tokens have no event needs it,
+        because StreamSender expects one event for every token if a stream has no fault hook.
         """
         return self.events(first, tokens), tokens
 
@@ -204,7 +204,7 @@ def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) 
 def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
     """Fault hook that removes the second half of the event with token number `k`, counted from 1.
 
-    If `k` is 0, the hook changes the event with the first token.
+    If `k` is 0, the hook cuts the event with the first token.
     """
     events = stream.events(first, tokens)
     if events and first < max(1, k) <= first + tokens:
@@ -214,10 +214,10 @@ def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[by
 
 
 def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that collects `k` tokens and then sends them in one write.
+    """Fault hook that withholds events until `k` tokens are due, and then sends them in one write.
 
-    If `merges` is True, these tokens share one event, if the protocol allows events with several tokens. Otherwise each
-    token has its own event.
+    If `merges` is True, all these tokens are in one event, provided that the protocol allows events with several
+    tokens. Otherwise the events stay separate.
     """
     withheld = stream.withheld
     withheld.append((first, tokens))
@@ -397,10 +397,11 @@ class StreamSender:
         self._arm(self._clock.next_ns())
 
     def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
-        """Return (bytes to send, number of tokens in these bytes) for `tokens` tokens that are due.
+        """Return the bytes to send when the next `tokens` tokens are due, and the number of tokens in these bytes.
 
-        `_run` calls this method for the first and the last token of a stream, and for all tokens of a stream with a
-        fault hook. `_run` encodes other single tokens without this method, which is faster.
+        The two numbers of tokens can differ if the stream has a fault hook, which can withhold tokens. `_run` calls
+        this method for the first and the last token of a stream, and for all tokens of a stream with a fault hook.
+        `_run` encodes other single tokens without this method, which is faster.
         """
         first = stream.token_count
         stream.token_count = first + tokens

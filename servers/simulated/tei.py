@@ -175,10 +175,10 @@ def _check_batch(request: CompletionRequest, inputs: Sequence[Any]) -> None:
 
 
 def _count(state: ServerState, request: CompletionRequest, texts: Texts) -> int:
-    """Return the number of tokens of one input.
+    """Return the number of tokens of one input, which consists of one or more texts or lists of token ids.
 
-    An input that exceeds the maximum length is truncated to this length, or raises ErrorReply if the field `truncate`
-    of the request is false. An empty input always raises ErrorReply.
+    Special tokens are included. An input that exceeds the maximum length is truncated. If the field `truncate` of the
+    request is false, ErrorReply is raised instead. An empty input always raises ErrorReply.
     """
     if not any(texts):
         raise _refusal(request, _EMPTY_INPUTS, "Empty")

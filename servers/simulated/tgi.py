@@ -123,7 +123,10 @@ def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse:
-    """Return a function that takes a message and returns TGI's validation error for this request."""
+    """Return a function that takes a message and returns TGI's validation error for this request.
+
+    The format of the error depends on the route, and on whether the request is streamed.
+    """
     head = tgi_checks.stream_headers(sum(len(prompt.text) for prompt in prompts))
     openai = request.path.startswith("/v1/")
 

@@ -204,9 +204,9 @@ def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
 def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
     """Encode the response to a request on a native route: /generate, /generate_stream or /.
 
-    If the request has `best_of`, there are several `responses`, and the first one is the best. If `listed` is True, the
-    body of a non-streamed response is a list with one object. `mark` contains the fields that mark the response as
-    simulated.
+    - `responses`: usually one response. With the field `best_of`, there are several, and the first one is the best.
+    - `listed`: True if the body of a non-streamed response is a list with one object, as on the route /.
+    - `mark`: the fields that mark the response as simulated.
     """
     best = responses[0]
     parameters = prompt.parameters
@@ -320,16 +320,17 @@ def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any],
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Return an encoder that takes each token's event from the list `events`."""
+    """Return an encoder that looks up the event of each token in `events`, a list with one entry per token."""
     return lambda index, _tokens, _last: events[index]
 
 
 def _tool_call_events(
     response: TgiResponse, call_id: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
 ) -> list[bytes]:
-    """Return the events of a streamed tool call, with one entry per token.
+    """Return the events of a streamed tool call as a list with one entry per token.
 
-    If a token has no event, its entry is empty. `chunk` builds the content of an event.
+    The entry of a token without an event is empty. `chunk` builds the content of an event from its delta and the index
+    of its token.
     """
     events = []
     for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):

@@ -115,16 +115,17 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, m
 
 
 def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | None, refuse: Refuse) -> list[int]:
-    """Return the lengths in tokens of the pieces in which TGI generates a response.
+    """Return the lengths in tokens of the pieces in which TGI generates a response, if the model does not stop earlier.
 
     TGI 1.x generates every response in one piece. Since 3.0, a piece has at most DEFAULT_GENERATION_LENGTH tokens, so a
-    long response has several pieces. The result assumes that the model does not stop earlier.
+    long response has several pieces.
 
     - With `max_new_tokens`, every piece has the length of the first one. The last piece can therefore exceed
       `max_new_tokens`. The response ends earlier if the next piece does not fit the context.
     - Without `max_new_tokens`, the pieces fill the context.
 
-    If the prompt or the first piece does not fit the context, the error that `refuse` returns is raised.
+    `refuse` takes a message and returns an error. This error is raised if the prompt or the first piece does not fit
+    the context.
     """
     max_model_len = state.max_model_len
     max_piece = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else max_model_len

@@ -134,13 +134,14 @@ def call_id(messages: Sequence[Any]) -> str:
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
     """Return the content of each token's event in a streamed tool call. `texts` contains the texts of the tokens.
 
-    The content is a pair (function name, part of the arguments):
+    The content of an event is a pair (function name, part of the arguments):
 
     - The token that completes the function name: the name and an opening brace.
     - Each later token up to the end of the call: None and the text of the token.
     - The token that completes the call: None and the text of the token without its last brace.
 
-    All other tokens have no event. For these tokens, the result contains None instead of a pair.
+    A token before the end of the function name or after the end of the call has no event. Its entry in the result is
+    None.
     """
     pieces: list[tuple[str | None, str] | None] = []
     so_far = ""

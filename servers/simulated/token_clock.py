@@ -60,11 +60,16 @@ NO_SLOWDOWN = Slowdown()
 class ScriptClock:
     """A clock whose tokens are due at configured times. It is the reference for calibration.
 
-    Token event `k` of a job (one request) is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is
-    uniform in `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job
-    stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`. With
-    `drafting`, each event after the first is a step of speculative decoding. With `slowdown`, `ttft_ns` grows during
-    the run (see `Slowdown`).
+    A job is a request, and an event is one message of its stream. Event `k` of a job, counted from 0, is due at this
+    time:
+
+        arrived_ns + ttft_ns + k * itl_ns + offset
+
+    The offset is random and uniform in `[-jitter_ns, jitter_ns]`. It does not move later events, and the events of a
+    job stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`.
+
+    With `drafting`, each event after the first is a step of speculative decoding. With `slowdown`, `ttft_ns` grows
+    during the run (see `Slowdown`).
     """
 
     def __init__(
@@ -155,9 +160,9 @@ class ScriptClock:
     def _verify_drafts(self, number: int, job: Job) -> int:
         """Simulate one step of speculative decoding for `job`, and return the number of tokens that the step generates.
 
-        Each draft token is accepted with the same probability, if all draft tokens before it were accepted. The step
-        generates the accepted draft tokens and one more token, but no tokens after the end of the response. `number` is
-        the number of the job, which determines the random numbers.
+        The step first proposes draft tokens. Each draft token is accepted with the same probability, but only if all
+        draft tokens before it were accepted. The step generates the accepted draft tokens and one more token, but no
+        tokens after the end of the response. `number` is the number of the job, which determines the random numbers.
         """
         drafting, drafts = self._drafting, self._drafts
         random = Random(f"{self._seed}/{number}/{job.emitted}").random  # noqa: S311 - not a secret
@@ -188,9 +193,10 @@ class ScriptClock:
 class BatchingClock:
     """A clock that processes jobs (requests) in steps, like an inference engine.
 
-    A step lasts `step_ns(batch) / speed`. At the end of a step, one token is due for every decoding job, and for every
-    job whose prompt this step has completed. A step begins when the previous step ends, and admits only jobs that
-    arrived before its start. The token times therefore do not depend on when the caller calls the clock.
+    A step is one run of the model over a batch. A step lasts `step_ns(batch) / speed`. At its end, one token is due for
+    every decoding job, and for every job whose prompt this step has completed. A step begins when the previous step
+    ends, and admits only jobs that arrived before its start. The token times therefore do not depend on when the caller
+    calls the clock.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int, step_ns: Callable[[Batch], int], speed: float = 1.0) -> None:

@@ -76,9 +76,9 @@ def generate_answers(
 def _withhold_characters(texts: Sequence[bytes], length: int, withheld: int) -> Sequence[bytes]:
     """Return the text that vLLM sends with each token of an answer, for a request with stop strings.
 
-    After each token, vLLM withholds the last `withheld` characters of the text so far, because a stop string may begin
-    with them. The event of the last token contains all remaining text. `length` is the total number of characters that
-    are sent.
+    `texts` contains the text of each token, and `length` is the total number of characters that are sent. After each
+    token, vLLM withholds the last `withheld` characters of the text so far, because a stop string may begin with them.
+    The event of the last token contains all remaining text.
     """
     whole = b"".join(texts)[:length]
     token_ends = list(accumulate(map(len, texts)))

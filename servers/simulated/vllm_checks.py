@@ -168,10 +168,11 @@ def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
 
 
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
-    """Check that token ids are in the vocabulary, and that the request does not ask for too many log probabilities.
+    """Raise ErrorReply if a token id is not in the vocabulary, or if the request asks for too many log probabilities.
 
-    Raises ErrorReply if a check fails. vLLM makes these checks in its engine, after it has sent status 200 for a
-    stream. The error of a stream is therefore an event.
+    `prompts` contains the token ids of the prompts, and `logprobs` is the requested number of log probabilities per
+    token. vLLM makes these checks in its engine, after it has sent status 200 for a stream. The error of a stream is
+    therefore an event.
     """
     try:
         for ids in prompts:

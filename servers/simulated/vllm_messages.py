@@ -68,7 +68,11 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         return b"".join(map(_piece_events, segments.pieces(completion, first, tokens)))
 
     def _piece_events(piece: segments.AnswerPiece) -> bytes:
-        """Return the events of one piece: the start of its block, the new content, and the end of its block."""
+        """Return the events of one piece, which is the part of an answer that belongs to one content block.
+
+        The events are the start of the block, the new content and the end of the block. The start and the end are
+        included only if the piece contains them.
+        """
         block = _block(piece.segment, segments.call_ids(request), "")
         opening = _event("content_block_start", content_block=block, index=piece.segment_index) if piece.begins else b""
         delta_type, field = _DELTAS[piece.segment.kind]

@@ -32,11 +32,14 @@ class Connection:
     With TLS, encrypted bytes are read from the socket and then decrypted in memory, so that every read of the socket
     has a kernel timestamp.
 
-    `received` counts the bytes that were read from the socket. Packet timestamps are looked up by this offset. Without
-    TLS, the count is updated at the end of each response. With TLS, all received bytes must be passed to `feed`, which
-    updates the count. This includes TLS records without response data, such as session tickets, key updates and alerts.
-    The count also includes a proxy's response to CONNECT. If such bytes were not counted, all later bytes would get the
-    timestamps of earlier packets."""
+    `received` counts the bytes that were read from the socket. The timestamp of a packet is looked up by this count, so
+    every byte must be counted. Otherwise, all later bytes would get the timestamps of earlier packets:
+
+    - Without TLS, the count is updated at the end of each response.
+    - With TLS, all received bytes must be passed to `feed`, which updates the count. This includes TLS records without
+      response data, such as session tickets, key updates and alerts.
+    - The count also includes a proxy's response to CONNECT.
+    """
 
     sock: socket.socket
     opened_ns: int
@@ -117,8 +120,9 @@ class Connection:
     def closed_by_peer(self) -> bool:
         """Return True if this idle connection cannot carry another request.
 
-        A connection cannot carry another request if the server closed it, or sent data that would be mistaken for the
-        next response. TLS records without response data, such as session tickets, do no harm."""
+        This is the case if the server closed the connection. It is also the case if the server sent data, which would
+        be mistaken for the next response. TLS records without response data, such as session tickets, do no harm.
+        """
         try:
             received = self.sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -218,9 +222,10 @@ async def _finish(
 def _connected(sock: socket.socket, address: Address) -> bool:
     """Start connecting a socket. Return True if the connection is open at once, as is usual on the same machine.
 
-    The function calls `connect_ex` a second time to find out whether the connection is open. Raises OSError if either
-    call fails. An error of the first call comes from this machine's kernel. An error of the second call may come from
-    the server."""
+    The function calls `connect_ex` twice: first to start, then to find out whether the connection is open. Raises
+    OSError if either call fails. An error of the first call comes from this machine's kernel. An error of the second
+    call may come from the server.
+    """
     for attempt in range(2):
         code = sock.connect_ex(address[1])
         if code in (0, errno.EISCONN):

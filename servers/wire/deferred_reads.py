@@ -65,10 +65,11 @@ class ReadPacer:
         rate_dropped: Callable[[], bool] = bool,
         by_read: Callable[[], bool] = bool,
     ) -> None:
-        """Create a pacer without a delay between sweeps. A sweep reads every readable socket once.
+        """Create a pacer. The delay between sweeps is 0 at first. A sweep reads every readable socket once.
 
         - `max_delay_s` is the maximum delay in seconds.
-        - `busy` is a share of a CPU core. The delay grows if this thread uses or waits for more than this share.
+        - `busy` is a share of time, such as 0.5. The delay grows if this thread uses a CPU core, or waits for one, for
+          a larger share of the time.
         - `rate_dropped` returns True if packets have arrived more slowly since its last call. This can mean that
           responses have ended, so the current delay ends early.
         - `by_read` returns True if timestamps depend on the time of a read. While it returns True, the delay is 0.
@@ -90,7 +91,7 @@ class ReadPacer:
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
     def next_delay_s(self, now_ns: int, largest_read: int, bytes_read: int) -> float:
-        """Return the delay until the next sweep in seconds.
+        """Return the delay in seconds until the next sweep, which reads every readable socket once.
 
         - `now_ns` is the current time (CLOCK_MONOTONIC).
         - `largest_read` is the number of bytes in the largest read of the last sweep.
@@ -131,11 +132,14 @@ class RateDropDetector:
         """Whether a segment has arrived since the last drop."""
 
     def rate_dropped(self) -> bool:
-        """Return True if the arrival rate since the last call is lower than before.
+        """Return True if fewer segments per second have arrived since the last call than before it.
 
-        The rate counts as lower if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
-        because rates vary: the tokens of many streams arrive together at each step of the engine. The result is also
-        True if segments have arrived since the last drop, but none in the last two intervals between calls."""
+        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
+        because rates vary: the tokens of many streams arrive together at each step of the engine.
+
+        The result is also True if no segment has arrived in the last two intervals between calls. However, at least one
+        segment must have arrived since the last drop.
+        """
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

@@ -57,9 +57,10 @@ class ResponseFraming:
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
         """Scan the new bytes of the response, and return True once the response is complete.
 
-        `raw` contains the response from offset `start` on. For a chunked body, `start` may be any offset up to
-        `self.position`, because earlier bytes have already been scanned. Raises ProtocolError if the bytes are not
-        valid HTTP/1.1."""
+        `raw` contains the response from offset `start` on. Callers may leave out bytes that were already scanned: for a
+        chunked body, `start` may be any offset up to `self.position`. Raises ProtocolError if the bytes are not valid
+        HTTP/1.1.
+        """
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -174,9 +175,9 @@ class ResponseFraming:
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
         """Scan complete chunks whose size has two or three hexadecimal digits. Stop at the first other chunk.
 
-        This method is the fast path for usual chunks. It only parses the few bytes around each chunk's size line.
-        Parsed size lines are cached, because a stream contains few different ones. `raw` contains the response from
-        offset `offset` on.
+        `raw` contains the response from offset `offset` on. This method is fast, because it only parses the few bytes
+        around each chunk's size line. Parsed size lines are cached, because most chunks of a stream have one of a few
+        sizes.
         """
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line
@@ -258,18 +259,19 @@ def _content_length(head: bytes) -> bytes | None:
 def _usual_size(begin: bytes) -> tuple[int, int] | None:
     """Parse the size line of a chunk, and return the offsets at which the chunk's data start and end.
 
-    `begin` starts with the line end (CRLF) before the size line. The offsets count from the start of `begin`. Return
-    None if the size is 0, or if it does not have two or three hexadecimal digits."""
+    `begin` starts with the line end (CRLF) before the size line, and the offsets count from there. Return None if the
+    size is 0, or if it does not have two or three hexadecimal digits.
+    """
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse the size line of a chunk between two server-sent events, as `_usual_size` does.
+    """Parse the size line of a chunk in a stream of server-sent events. Return the result of `_usual_size`.
 
-    `begin` starts with the two newlines that end the previous event, and the data of the chunk starts with `data: `.
-    Return None for any other input, and if `_usual_size` returns None.
+    `begin` starts with the two newlines that end the previous event. The size line follows, and then the data of the
+    chunk, which must begin with `data: `. Return None for any other input, and if `_usual_size` returns None.
     """
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None

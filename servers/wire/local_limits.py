@@ -101,9 +101,10 @@ NO_BUFFER_ERRORS = (errno.ENOBUFS, errno.ENOMEM)
 
 
 def explain_local_limit(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError that explains how to fix an error which the kernel returned at once.
+    """Return a LocalLimitError that explains how to fix `error`, which the kernel returned at once for a connection.
 
-    If this machine cannot cause an error of this type, return the error unchanged."""
+    If this machine cannot cause an error of this type, return the error unchanged.
+    """
     explain = _EXPLAIN.get(error.errno or 0)
     if explain is None or isinstance(error, LocalLimitError):
         return error
@@ -115,8 +116,9 @@ def explain_local_limit(error: OSError, address: Address) -> OSError:
 def explain_late_error(error: OSError, address: Address) -> OSError:
     """Return a LocalLimitError if this machine caused a connection error, otherwise return the error unchanged.
 
-    An error that the kernel reports late may come from the network or from this machine. To find out, the function
-    tries to connect again. If the kernel reports the same error at once, this machine is the cause.
+    The kernel has reported the error some time after the connection attempt, so the network may also be the cause. To
+    find out, the function tries to connect again. If the kernel reports the same error at once, this machine is the
+    cause. Some types of error never come from the network.
     """
     if error.errno not in _EXPLAIN:
         return error
@@ -126,7 +128,10 @@ def explain_late_error(error: OSError, address: Address) -> OSError:
 
 
 def _refused_at_once(address: Address) -> int:
-    """Start to connect, and return the error number if the kernel refuses before it sends a packet, otherwise 0."""
+    """Start to connect, and return the error number if the kernel refuses at once, otherwise 0.
+
+    At once means before the kernel sends a packet.
+    """
     family, peer = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -29,8 +29,9 @@ UNKNOWN = -1
 class TcpStream:
     """The arrival times of the bytes that the server sent on one connection.
 
-    `ends` and `stamps` are parallel arrays: at time `stamps[i]` (CLOCK_REALTIME ns), every byte before stream offset
-    `ends[i]` had arrived. If the packet ring has missed a segment, its timestamp is UNKNOWN."""
+    There is one entry per segment in the arrays `ends` and `stamps`: at time `stamps[i]` (CLOCK_REALTIME ns), every
+    byte before stream offset `ends[i]` had arrived. If the packet ring has missed a segment, its timestamp is UNKNOWN.
+    """
 
     __slots__ = ("closed_ns", "discarded_end", "ends", "has_gap", "opened_ns", "out_of_order", "reordered", "stamps")
 
@@ -46,10 +47,11 @@ class TcpStream:
         self.has_gap = False  # Whether the ring has missed a segment
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """Return the time (CLOCK_REALTIME ns) at which all bytes before each stream offset had arrived.
+        """Return, for each stream offset, the time (CLOCK_REALTIME ns) at which all bytes before it had arrived.
 
         The time is UNKNOWN if the ring has missed the segment with the last of these bytes. The last element of
-        `offsets` must be the largest."""
+        `offsets` must be the largest.
+        """
         if self.out_of_order and self.contiguous_end < offsets[-1]:
             self._accept_gaps(offsets[-1])
         if not self.ends:
@@ -68,7 +70,7 @@ class TcpStream:
         return result
 
     def covers(self, offsets: Sequence[int]) -> bool:
-        """Return True if the timestamps for all of `offsets` are known, and no segment is out of order.
+        """Return True if the timestamps for all of `offsets` are known, and no segment was lost or arrived too early.
 
         `offsets` contains ascending stream offsets.
         """
@@ -110,9 +112,10 @@ class TcpStream:
             self.stamps.append(stamp)
 
     def _accept_gaps(self, read_end: int) -> None:
-        """Mark segments as lost if they are missing in the ring and lie before the stream offset `read_end`.
+        """Mark segments as lost if they lie before the stream offset `read_end` and are missing in the ring.
 
-        The socket has already delivered every byte before this offset, so these segments will not arrive later.
+        The socket has already delivered every byte before this offset. The ring can therefore not receive these
+        segments later.
         """
         self.has_gap = True
         while self.out_of_order and self.contiguous_end < read_end:
@@ -124,9 +127,11 @@ class TcpStream:
 
 
 def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """Return the results of `TcpStream.arrivals` for several streams (at most 100), concatenated to one list.
+    """Return the arrival times for several streams in one list.
 
-    A single numpy search covers all streams, because the overhead of a numpy call exceeds the time of the search.
+    The list contains the result of `TcpStream.arrivals` for each stream in turn. `requests` contains at most 100
+    streams, each with its offsets. A single numpy search covers all streams, because the overhead of a numpy call
+    exceeds the time of the search.
     """
     if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
         return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]
@@ -186,8 +191,9 @@ class TcpStreamTable:
     def add(self, *parts: Segments) -> None:
         """Add segments to the streams of their connections. The segments must be in order of arrival.
 
-        Streams whose segments arrived in order are processed together in numpy arrays. The segments of other streams
-        are processed one at a time by `TcpStream.add`."""
+        If the segments of a stream arrived in the order of their data, they are processed together in numpy arrays. If
+        segments of a stream were lost or reordered, `TcpStream.add` processes its segments one at a time.
+        """
         received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
 
         # SYN-ACKs give the first sequence number of a connection, FINs its end.
@@ -264,12 +270,12 @@ class TcpStreamTable:
                 self._incomplete.discard(stream_key)
 
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
-        """Record the SYN-ACK of a connection, which contains the first sequence number.
+        """Record the SYN-ACK of a connection, which contains the first sequence number of the server.
 
-        `key` stands for the local port and the server's address, so two connections can have the same key one after the
-        other. A stream is created when its connection is open, and thus after the SYN-ACK arrived. The SYN-ACK belongs
-        to the current stream with this key if the stream has no data and its connection was opened after the SYN-ACK
-        arrived. Otherwise the SYN-ACK belongs to the next stream with this key.
+        `key` stands for the local port and the server's address. A later connection can have the same key, so this
+        method must decide to which stream the SYN-ACK belongs. It belongs to the current stream with this key if this
+        stream has no data, and if its connection was opened after the SYN-ACK arrived. Otherwise it belongs to the next
+        stream with this key.
         """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:

@@ -136,8 +136,10 @@ def dropped_segments(packets: socket.socket) -> int:
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """Return the BPF program with which the kernel filters the packets of the socket.
 
-    For each packet, the program returns the number of bytes that the kernel stores: the length of the headers for a TCP
-    segment from `addresses` to `ports` with data, SYN or FIN, and 0 for all other packets.
+    For each packet, the program returns the number of bytes that the kernel stores:
+
+    - For a TCP segment from `addresses` to `ports` (None: all) that has data, SYN or FIN: the length of its headers.
+    - For any other packet: 0.
 
     In the code of this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets
     `accept` and `reject` are the two ends of the program. Register X contains the offset of the TCP header.
@@ -226,10 +228,11 @@ def _attach(packets: socket.socket, code: bytes) -> None:
 
 
 def _bind(packets: socket.socket, interfaces: set[int]) -> None:
-    """Bind a packet socket to its network interface, or to every interface if there are several.
+    """Bind a packet socket to its network interface, or to every interface if `interfaces` has several indexes.
 
-    The socket receives no packet before it is bound, so it never receives an unfiltered packet. Python's `socket.bind`
-    cannot be used, because it takes only interface names."""
+    The socket receives packets only after this call. The caller has attached the filter before, so every received
+    packet has passed the filter. Python's `socket.bind` cannot be used, because it takes only interface names.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     interface = interfaces.pop() if len(interfaces) == 1 else 0
     address = _SOCKET_ADDRESS.pack(socket.AF_PACKET, socket.htons(_ALL), interface)

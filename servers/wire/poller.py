@@ -118,9 +118,10 @@ class Poller:
         self.bytes_read = 0
 
     def _wait(self) -> None:
-        """Wait for one part of the pause between two sweeps. A sweep is one pass over the readable sockets.
+        """Wait until the next sweep, or until the next check. A sweep is one pass over the readable sockets.
 
-        A part lasts at most RATE_CHECK_S seconds. After each part, `_after_part` checks whether the pause must end.
+        The pause between two sweeps is divided into parts of at most RATE_CHECK_S seconds. After each part,
+        `_after_part` checks whether the pause must end early.
         """
         part_s = min(self._pause_left_s, RATE_CHECK_S)
         self._pause_left_s -= part_s

@@ -121,10 +121,10 @@ class Pool:
                 await asyncio.sleep(until_s - monotonic())
 
     def _begin(self) -> Awaitable[Connection] | None:
-        """Start opening one connection. Return an awaitable of the connection, or None if no more work is needed.
+        """Start opening one connection. Return an awaitable of the connection, or None if there is nothing to wait for.
 
-        No more work is needed in two cases: the connection was opened at once and put into the pool, or the attempt
-        failed."""
+        The result is None if the connection was opened at once and put into the pool, or if the attempt failed.
+        """
         with suppress(OSError):
             opening = self._connect()
             if not isinstance(opening, Connection):

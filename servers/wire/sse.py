@@ -69,10 +69,11 @@ def split_events(body: bytes, *, closed: bool = False) -> Split:
 
 
 def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
-    """Return one event payload per HTTP chunk if every chunk is one event with one `data` line, otherwise None.
+    """Return the payload of each HTTP chunk if every chunk is one event with one `data` line, otherwise None.
 
-    `bounds` contains the start and end offsets of each chunk's data in `raw`. The caller guarantees that each chunk
-    begins with `data: `, and that each chunk except the last ends with an empty line."""
+    `raw` is the response, and `bounds` contains the start and end offsets of each chunk's data in `raw`. The caller
+    guarantees that each chunk begins with `data: `, and that each chunk except the last ends with an empty line.
+    """
     if not bounds or not raw.startswith(b"\n\n", bounds[-1] - 2):
         return None
     payloads = [raw[start + 6 : end - 2] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
@@ -92,9 +93,10 @@ def is_event_stream(body: bytes) -> bool:
 
 
 def _split_usual(body: bytes) -> Split | None:
-    """Split a body in which `data` lines and blank lines alternate. Return None for any other body.
+    """Split a body in which every event is one `data` line with a blank line after it.
 
-    Also return None if only some of the `data` lines have a space after the colon."""
+    Return None for any other body, and if only some of the `data` lines have a space after the colon.
+    """
     prefix = b"data: " if body.startswith(b"data: ") else b"data:"
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(prefix):
@@ -112,9 +114,10 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_named(body: bytes) -> Split | None:
-    """Split a body in which every event consists of two lines: its name and its JSON data.
+    """Split a body in which every event consists of two lines: `event: NAME`, and `data: ` with a JSON object.
 
-    Return None for any other body, or if the name of an event means an error."""
+    Return None for any other body, or if the name of an event means an error.
+    """
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(b"event: "):
         return None
@@ -167,9 +170,10 @@ def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
 
 
 def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
-    """Add the events in the last lines of a body if no blank line follows these lines.
+    """Add the events in the last lines of a body, which are not followed by a blank line, to `events`.
 
-    Return True if all these lines belong to added events, and False if they end with an incomplete event.
+    `block` contains these lines, `end` is the offset at which they end, and `closed` is True if no more bytes can
+    follow. Return True if all these lines belong to added events, and False if they end with an incomplete event.
     """
     if closed and block.is_whole():
         events.add(block, end)
@@ -196,9 +200,9 @@ class _Block:
         """Whether the block has anything but `data` lines and ignored fields."""
 
     def take(self, line: bytes, end: int) -> bool:
-        """Add a line that is not blank and ends at offset `end`.
+        """Add a line of the block. Return True if the SSE standard defines the field of this line, such as `data`.
 
-        Return True if the SSE standard defines the field of this line. Comments count as defined.
+        The line must not be blank, and it ends at offset `end`. Comments count as defined.
         """
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
@@ -255,8 +259,8 @@ class _Events:
     def result(self) -> tuple[list[bytes], list[int]]:
         """Return the payloads and the end offsets of all events.
 
-        The lists are empty if the body is not an event stream. Such a body has no `data` line or other field of the SSE
-        standard, but lines that could be errors in plain text.
+        The lists are empty if the body is not an event stream. This is the case if some lines could be errors in plain
+        text, and no line has a field of the SSE standard, such as `data`.
         """
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []
@@ -279,9 +283,9 @@ class _Events:
 
 
 def _named_payload(name: bytes, data: bytes) -> bytes:
-    """Return the payload of an event with the name `name` and the data `data`.
+    """Return the payload of an event with the given name and data. The payload of a heartbeat is empty.
 
-    The payload of a heartbeat is empty. A heartbeat is an event with a name other than `message` and without JSON.
+    An event is a heartbeat if it has a name other than `message`, and its data is not JSON.
     """
     heartbeat = name not in (b"", b"message") and not data.lstrip().startswith((b"{", b"["))
     return b"" if heartbeat else data

@@ -26,10 +26,12 @@ REJECTED_MIN, REJECTED_SHARE = 3, 0.05
 def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
     """Return the absolute difference in ns between the ring timestamp and the socket timestamp of each read.
 
-    `arrivals` contains the ring timestamp of each read, or a negative number if there is none. Such reads are left out.
-    `stamps` contains the socket timestamp of each read. `closed_ns` is the timestamp of a FIN (0: none). If there is a
-    FIN, its timestamp can be the socket timestamp of the last read, so the difference is the smaller one of `abs(ring -
-    socket)` and `abs(closed_ns - socket)`.
+    - `arrivals` contains the ring timestamp of each read, or a negative number if there is none. Such reads are left
+      out.
+    - `stamps` contains the socket timestamp of each read.
+    - `closed_ns` is the ring's timestamp of a FIN, or 0 if there is none. The last read may have the FIN's time as its
+      socket timestamp. If there is a FIN, the difference is therefore the smaller one of `abs(ring - socket)` and
+      `abs(closed_ns - socket)`.
     """
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:
@@ -39,19 +41,21 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
 
 
 def stamps_agree(apart: Sequence[int]) -> bool:
-    """Return True if the ring timestamps and socket timestamps of a response agree.
+    """Return True if the ring timestamps and the socket timestamps of a response agree.
 
-    `apart` contains their differences in ns. At most the share DISAGREEING_SHARE of them may exceed LIMIT_NS."""
+    `apart` contains the differences in ns between the two timestamps of each read. The timestamps agree if a difference
+    of more than LIMIT_NS occurs only in the share DISAGREEING_SHARE of the reads or less.
+    """
     if max(apart, default=0) <= LIMIT_NS:
         return True
     return sum(map(LIMIT_NS.__lt__, apart)) <= DISAGREEING_SHARE * len(apart)
 
 
 def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
-    """Return True if the timestamps of a response are consistent with its request.
+    """Return True if the timestamps of a response are possible.
 
     - `instants` contains the arrival times of parts of the response, starting with the first byte. The times must
-      ascend, and none may be earlier than the request.
+      ascend, and none may be earlier than the time at which the request was sent.
     - `arrivals` contains the arrival time of the last byte of each read. A byte must arrive before the process reads
       it. A difference of up to LIMIT_NS is allowed, because the times come from two clocks.
     """
@@ -65,11 +69,12 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return the result of `source.instants_batch`, but replace timestamps that fail the check `in_order`.
+    """Return the arrival times of several responses, after replacing times that fail the check `in_order`.
 
-    If the timestamps of a response fail the check, the fallback sources are tried in turn. The response gets the
-    timestamps of the first source that passes the check. If no source passes, the response gets the timestamps of the
-    last source."""
+    The times come from `source`. If the times of a response fail the check, the fallback of the source is tried, then
+    the fallback of the fallback, and so on. The response gets the times of the first source that passes the check, or
+    those of the last source if none passes. The arguments and the result are those of `source.instants_batch`.
+    """
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):
         arrivals, (instants, used) = results[index]
@@ -81,13 +86,13 @@ def checked_instants(
 
 
 def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Wait until the packet ring has the SYN-ACK of the open connection `key`, for at most `within_ns` ns.
+    """Wait until the packet ring has the SYN-ACK of an open connection, and return True if it arrives in time.
 
-    Return True if the SYN-ACK has arrived. `syn_acks` contains the keys of the SYN-ACKs that have arrived, and
-    `collect` updates it from the ring.
+    `key` identifies the connection, and `within_ns` is the maximum time to wait. `syn_acks` contains the keys of the
+    SYN-ACKs that have arrived, and `collect` updates it from the ring.
 
-    The result tells whether the ring sees the packets of the connection. The ring does not see them if NAT on this
-    machine changes their addresses, for example for a port that Docker publishes.
+    A SYN-ACK shows that the ring sees the packets of the connection. The ring does not see them if NAT on this machine
+    changes their addresses, for example for a port that Docker publishes.
     """
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:

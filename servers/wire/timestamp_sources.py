@@ -60,8 +60,11 @@ class PacketRingTimestamps(TimestampSource):
     """Timestamp source that uses the kernel's timestamp of each packet, from a packet ring in shared memory.
 
     Late reads do not affect these timestamps. Two tokens share a timestamp only if the server sent both in one packet.
-    The ring timestamp of each read is compared with the kernel's timestamp of the read from the socket. This socket
-    timestamp also replaces a timestamp that is missing or wrong in the ring (loadgen.servers.wire.packet_ring)."""
+
+    To check them, the ring timestamp of each read is compared with the socket timestamp, which the kernel takes for the
+    read from the socket. The socket timestamp also replaces a timestamp that is missing or wrong in the ring
+    (loadgen.servers.wire.packet_ring).
+    """
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -79,7 +82,8 @@ class PacketRingTimestamps(TimestampSource):
     ) -> None:
         """Create the source from open packet rings.
 
-        - `rings` contains one ring per address family of the server, for segments to the local `ports` (None: all).
+        - `rings` contains one ring per address family of the server. A ring receives segments to the local `ports`
+          (None: all).
         - `tables` contains one table per ring, which assigns the segments to connections.
         - `fallback` is the source that replaces timestamps which are missing or wrong in the ring.
         """
@@ -264,8 +268,9 @@ class PacketRingTimestamps(TimestampSource):
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
         """Return True if the ring timestamps of a response agree with its socket timestamps.
 
-        The result is also True if the timestamps cannot be compared. The differences between the timestamps are counted
-        for the health telemetry of the run.
+        The kernel takes both: a ring timestamp (one of `ring_stamps`) when a packet arrives, and a socket timestamp for
+        each read from the socket. The result is also True if they cannot be compared, for example after a packet was
+        lost. The differences between them are counted for the health telemetry of the run.
         """
         self._checked += 1
         # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
@@ -301,13 +306,11 @@ class PacketRingTimestamps(TimestampSource):
 
 
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
-    """Return the offsets in the TCP stream for which a response needs timestamps.
+    """Return the offsets in the TCP stream for which a response needs timestamps, in two groups (three with TLS).
 
-    The result has two groups, or three with TLS:
-
-    - the offsets `ends`, converted from offsets in the received bytes.
-    - the end of each read.
-    - with TLS: the end of the encrypted bytes of each read.
+    1. The offsets `ends`, converted from offsets in the received bytes.
+    2. The end of each read.
+    3. With TLS: the end of the encrypted bytes of each read.
     """
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)

@@ -105,10 +105,11 @@ class TimestampSource:
 
     @property
     def active_source(self) -> TimestampSource:
-        """The source that is in use for open connections.
+        """The source whose timestamps are used for open connections.
 
-        This is the source itself, or its fallback if the source sees no packets or too many of its timestamps were
-        wrong."""
+        This is the source itself, unless it sees no packets or too many of its timestamps were wrong. In these cases,
+        it is the fallback of the source.
+        """
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
@@ -120,9 +121,9 @@ class TimestampSource:
         return True
 
     def arrived_bytes(self, responses: Collection[Received]) -> list[int]:
-        """Return, for each response, the number of its bytes that are known to have arrived.
+        """Return the number of bytes of each response that are known to have arrived.
 
-        Bytes that have not been read from the socket count too, if this source knows about them. Each response must be
+        A source that sees packets also counts bytes that have not been read from the socket yet. Each response must be
         the latest response on its connection.
         """
         return [sizes[-1] if sizes else 0 for sizes in map(_SIZES, responses)]
@@ -131,14 +132,17 @@ class TimestampSource:
         """Collect the timestamps that are available. The worker calls this method several times a second."""
 
     def rate_dropped(self) -> bool:
-        """Return True if packets have arrived clearly more slowly since the last call than before it."""
+        """Return True if packets have arrived clearly more slowly since the last call than before it.
+
+        A source that does not see packets always returns False.
+        """
         return False
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
-        """Return the arrival time of the byte before each offset in `ends`, and the source of these times.
+        """Return the arrival time of the byte before each offset in `ends`, and the source that provided these times.
 
-        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source provides the
-        timestamp. The result then names this less exact source.
+        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source provides it. The
+        result then names the less exact source.
         """
         return _of_reads(received, ends, received.user_ns.tolist()), self
 
@@ -147,8 +151,10 @@ class TimestampSource:
     ) -> list[tuple[list[int], Instants]]:
         """Return the arrival times of the bytes of several responses, as one pair per response.
 
+        `responses` contains each response together with offsets in its received bytes.
+
         - The first value of a pair is a list with the arrival time of the last byte of each read.
-        - The second value is the result of `instants` for the offsets that are given with the response.
+        - The second value is the result of `instants` for the offsets: the arrival time of the byte before each offset.
         """
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
@@ -236,7 +242,10 @@ def kernel_stamps(received: Received) -> list[int] | None:
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
-    """Return one arrival time per offset in `ends`, given one arrival time per read (`instants`)."""
+    """Return the arrival time of the byte before each offset in `ends`.
+
+    `instants` contains one arrival time per read. All bytes of a read get the arrival time of this read.
+    """
     if ends is received.sizes:
         return instants
     return [instants[bisect_left(received.sizes, end)] for end in ends]

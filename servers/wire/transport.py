@@ -118,7 +118,7 @@ class Exchange:
         self.address = connection.address
 
     def send(self, *others: Exchange) -> None:
-        """Send this request and the requests of `others` in quick succession.
+        """Send this request and the requests of `others` immediately one after the other.
 
         The loop over the requests only calls the `send` function of each socket and reads the clock. Everything else is
         looked up before the loop. The clock is read once after each call. This time is the end of one send and the
@@ -172,7 +172,10 @@ class Exchange:
             self._poller.add(connection.sock, callback)
 
     def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
-        """Convert offsets in `raw` to offsets in the TCP stream (see loadgen.servers.wire.timestamps.Received)."""
+        """Convert offsets in the received response (`raw`) to offsets in the TCP stream of its connection.
+
+        The offsets differ if the connection has carried earlier responses, or if TLS encrypts the stream.
+        """
         if self.tls_records:
             records = self.tls_records
             return [records[bisect_left(records, (offset,))][1] for offset in raw_offsets]
@@ -199,7 +202,7 @@ class Exchange:
         self.fail(kind, detail)
 
     def _read_until_abandoned(self, read: Callable[[], None]) -> None:
-        """Call `read` once. Then end the exchange if the client abandons the request at this point (--cancel)."""
+        """Call `read` once, and then end the exchange if the client must abandon the request now (`--cancel`)."""
         read()
         detail = self.gives_up(self) if self.gives_up is not None and self.connection is not None else ""
         if detail:

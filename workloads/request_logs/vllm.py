@@ -144,7 +144,8 @@ def _store_outputs(path: Path, outputs: RowStore) -> None:
 def _received(path: Path, notes: LogNotes, outputs: RowStore, clock: _Clock) -> Iterator[tuple[LoggedRequest, bool]]:
     """Yield each logged request that has a prompt, as a pair of the request and a flag.
 
-    The flag is True if the log states the time of the request only in whole seconds.
+    The flag is True if the log states the time of the request only in whole seconds. `outputs` contains the responses
+    in the log, and `clock` reads the times. `notes` counts the requests that are left out.
     """
     details: dict[str, str] = {}
     """Lines with details of requests that have not been received yet, by id."""

@@ -140,8 +140,12 @@ class _Tree:
     ) -> str:
         """Add the turns of a conversation, and those of its child conversations. Return the name of the last turn.
 
-        `after` contains the conditions for the first turn: the name of a parent turn, `end` or `start` of this turn,
-        and a delay in ns. `names` contains the names of the conversations from the root to this one.
+        - `row` is the conversation, and `line` is its line in the file.
+        - `after` contains the conditions for the first turn: the name of a parent turn, the event `end` or `start` of
+          the parent turn, and a delay in ns after this event.
+        - `history` says whether the first turn inherits the history of its parent turn.
+        - `role` is the role of the requests, such as that of a sub-agent.
+        - `names` contains the names of the conversations from the root to this one.
         """
         self._reached.add(line, row.session_id, row.session_id, "")
         prefix = "/".join(names)

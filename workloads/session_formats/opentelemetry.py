@@ -129,10 +129,10 @@ def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
 
 
 def recorded_sessions(path: Path, others: Counter[str] | None = None) -> Iterator[tuple[str, list[RecordedCall]]]:
-    """Yield the name and the requests of each session, in order of the sessions' start times.
+    """Yield the name and the requests of each session in a file of spans, in order of the sessions' start times.
 
-    Spans that are neither a request nor an agent nor a tool are ignored. `others` counts them by operation. Raises
-    WorkloadError for an invalid span.
+    A span is a recorded operation. Spans that are neither a request nor an agent nor a tool are ignored, and counted in
+    `others` by their operation. Raises WorkloadError for an invalid span.
     """
     with row_store() as traces:
         for line, text in file_lines(path):
@@ -277,7 +277,7 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
     """Return the requests that `call` follows: those in `earlier` that had ended when `call` started.
 
-    If one of these requests started after the end of another, only the later one is returned.
+    A request is left out if another one of these requests started after its end, because `call` follows it indirectly.
     """
     ended = [other for other in earlier if other.end_ns <= call.start_ns]
     latest_start_ns = max((other.start_ns for other in ended), default=0)

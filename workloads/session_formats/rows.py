@@ -113,11 +113,16 @@ def block_spans(
 ) -> tuple[SharedSpan, ...]:
     """Convert the ids of a prompt's blocks of tokens to shared spans.
 
+    Prompts with equal ids share the tokens of these blocks.
+
+    - `ids`: one id per block of `block_tokens` tokens. May be empty.
+    - `input_tokens`: the length of the prompt.
     - `namespace`: the number of the session if an id is only valid within its session. None if equal ids stand for
       equal tokens in the whole file.
     - `only_full`: True if an incomplete block at the end of the prompt may have no id.
 
-    Raises WorkloadError if the number of ids does not match the length of the prompt.
+    Raises WorkloadError if the number of ids does not match the length of the prompt. `where` is the location in the
+    message.
     """
     if not ids:
         return ()

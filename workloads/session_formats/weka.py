@@ -130,7 +130,8 @@ class _Conversation:
     def _sub_agent(self, agent: SubAgentRow, parent: tuple[str, CallRow] | None, where: str) -> str | None:
         """Add the requests of a sub-agent to the drafts, and return the name of its last request.
 
-        `parent` is the request before the sub-agent, or None if there is none. Return None if the sub-agent has no
+        `parent` contains the name and the row of the request after which the sub-agent starts, or is None if there is
+        no such request. `where` is the location of the sub-agent in error messages. Return None if the sub-agent has no
         requests.
         """
         before: tuple[str, CallRow] | None = None

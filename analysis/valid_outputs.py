@@ -10,9 +10,9 @@ from loadgen.analysis.frame import Frame
 
 
 class ValidOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the comparison of complete responses with their JSON schemas.
+    """How many complete responses fit the JSON schemas of their requests.
 
-    Tool calls are compared, and responses that must be JSON.
+    The check covers responses with a tool call, and responses that must contain a tool call or be JSON.
     """
 
     checked: int

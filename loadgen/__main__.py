@@ -30,8 +30,8 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that is closed.
 
-    If descriptor 0, 1 or 2 stayed free, the next opened file or socket would get it, and printed text would be written
-    to that file.
+    Otherwise the next file or socket that is opened would get the descriptor 0, 1 or 2, and printed text would be
+    written to it.
     """
     for descriptor in range(3):
         try:

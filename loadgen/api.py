@@ -329,10 +329,10 @@ class _Measurement:
         self._listener.start()
 
     def result(self) -> Result:
-        """Pass messages to the callbacks until the measuring process has ended, then return the results of the run.
+        """Pass messages to the callbacks until the measuring process has ended. Then return the results of the run.
 
-        Raises the error that ended the process. After an interrupt, no error is raised if the run has already reported
-        progress. The results cover the requests so far.
+        Raises the error that ended the process. An interrupt raises no error if the run has already begun: the results
+        then cover the requests so far.
         """
         running = True
         while running:

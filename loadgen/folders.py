@@ -41,10 +41,10 @@ class FolderClaim:
     """
 
     def __init__(self, folder: Path, *, must_be_empty: bool = True, wait_s: float = 0.0) -> None:
-        """Claim a folder and create it if necessary. If another command holds the folder, wait up to `wait_s` seconds.
+        """Claim `folder` for this command, and create it if necessary.
 
-        Raises OutputError if the folder is still in use after `wait_s`, or if it cannot be written. With
-        `must_be_empty`, also raises OutputError if the folder contains files.
+        If another command holds the folder, wait up to `wait_s` seconds. Raises OutputError if the folder is then still
+        in use, or if it cannot be written. With `must_be_empty`, also raises OutputError if the folder contains files.
         """
         self._folder = folder
         self._lock = folder / LOCK_NAME

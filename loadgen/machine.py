@@ -172,9 +172,10 @@ def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
 
 
 def cache_folder() -> Path:
-    """Return the folder for data that later runs use. Raises OSError if the user has no home directory.
+    """Return the folder in which a run stores data for later runs.
 
-    The folder follows the XDG Base Directory Specification: a relative path in XDG_CACHE_HOME is ignored.
+    It is a subfolder of XDG_CACHE_HOME, or of ~/.cache if this variable is not set to an absolute path (XDG Base
+    Directory Specification). Raises OSError if the user has no home directory.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

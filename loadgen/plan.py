@@ -129,8 +129,8 @@ def all_endpoints() -> Iterable[str]:
 def check_connection_use(value: Any) -> Any:
     """Return the value of `connections` unchanged. Raises ValueError for a number.
 
-    A number is a common mistake, because the option of other load testers is a number of connections. The error message
-    therefore recommends --concurrency.
+    In other load testers, an option with this name is a number of connections. The error message therefore recommends
+    --concurrency.
     """
     if str(value).isdecimal():
         raise ValueError(

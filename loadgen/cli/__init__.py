@@ -200,9 +200,9 @@ def _check_argument(word: str) -> None:
 
 
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
-    """Report that text was lost because standard output could not be written, and return the exit code.
+    """Print an error, because text could not be written to standard output. Return the exit code of the command.
 
-    Return 2 if this text was the only result of a command that succeeded. Otherwise return `code` unchanged.
+    `code` is the previous exit code. It becomes 2 if the command had succeeded and the lost text was its only result.
     """
     assert stream.error is not None
     print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)

@@ -155,10 +155,10 @@ def _describe(facts: TraceFacts, out: Path, *, exact: bool) -> Iterator[str]:
 
 
 def _sources(counts: dict[str, int]) -> str:
-    """Return the sources of token counts as text, such as `counts in the log`.
+    """Return text that says where token counts come from, such as `counts in the log`.
 
-    `counts` contains the number of counted lengths per source. The text states these numbers if there are several
-    sources.
+    `counts` contains the number of counts from each source. If there are several sources, the text contains these
+    numbers.
     """
     if len(counts) == 1:
         return next(iter(counts))

@@ -260,7 +260,10 @@ def _first_name(names: str) -> str:
 
 
 def _short_names(names: str) -> str:
-    """Return the short names and the first long name of an option: `-n, --n N` for `-n, --n, --requests N`."""
+    """Return the names of an option for the short help: its names with one letter, and its first long name.
+
+    For example, `-n, --n, --requests N` becomes `-n, --n N`.
+    """
     short = re.findall(r"(?<![\w-])-\w(?!\w)", names)
     placeholder = names.rpartition(_all_names(names)[-1])[2] if _all_names(names) else ""
     return ", ".join([*short, _first_name(names)]) + ("" if " / " in names else placeholder)
@@ -271,7 +274,7 @@ def _all_names(names: str) -> list[str]:
 
 
 def _first_clause(text: str) -> str:
-    """Return the first clause of an option's help text (up to a full stop or semicolon), followed by its default."""
+    """Return an option's help text up to the first full stop or semicolon, followed by the option's default."""
     clause = re.split(r"[.;] |\.$", text)[0]
     default = re.search(r"\[default: (.*?)[\];]", text)
     return clause if default is None or "default" in clause else f"{clause} (default {default[1]})"

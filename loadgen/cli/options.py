@@ -215,8 +215,8 @@ class SettingsCommand:
 def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
     """Return a decorator that turns a function into a command with an option for each field of the Plan.
 
-    The command also has the options in the signature of `shared`. `variation` contains the keyword arguments for
-    `plan_parameters`.
+    The parameters of the function `shared` become options too. `variation` contains keyword arguments for
+    `plan_parameters`, which change the options of Plan fields.
     """
     return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
 
@@ -337,10 +337,10 @@ def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
 
 
 def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
-    """Return the type of a field's command-line option, and keyword arguments for `typer.Option`.
+    """Return the type of the command-line option for a Plan field, and keyword arguments for `typer.Option`.
 
-    A field with a fixed set of values becomes a plain string option. The Plan checks its value and reports all mistakes
-    together.
+    If only certain values are allowed, the type is nevertheless a plain string. The Plan checks the value, so that all
+    mistakes are reported together.
     """
     types = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
     item_types = [get_args(cls)[0] for cls in types if get_origin(cls) is tuple]

@@ -147,10 +147,10 @@ def command_line(draft: Draft) -> str:
 
 
 def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = "") -> Draft:
-    """Translate the arguments of the command `name` into a Draft, which is a loadgen command under construction.
+    """Translate `words`, the arguments of the command `name`, into a Draft (a loadgen command under construction).
 
-    Options that belong to loadgen are not changed. `tool` is the name of another load tester, if the command line
-    starts with this name.
+    Options that belong to loadgen are not changed. `params` are the parameters of the loadgen command. If the command
+    line starts with the name of another load tester, `tool` is this name.
     """
     draft = Draft(name)
     draft.tool = tool
@@ -553,7 +553,10 @@ def _traffic_scenario(draft: Draft, value: str) -> None:
 
 
 def _special(name: str) -> Callable[[Draft, str], None]:
-    """Return a handler that stores an option's value under `name`. `_compose` translates the stored values later."""
+    """Return a function that stores the value of an option under `name` in the draft.
+
+    Such a value cannot be translated alone, because it depends on other options. `_compose` translates it later.
+    """
     return lambda draft, value: draft.special.update({name: value})
 
 
@@ -702,9 +705,9 @@ def _compose_url(draft: Draft) -> None:
 
 
 def _compose_load(draft: Draft) -> None:
-    """Set the loadgen options for rate, arrivals or concurrency.
+    """Set the loadgen options --rate, --arrivals or --concurrency for the load of the other tool's command line.
 
-    They are derived from the rate, profile, arrival pattern and ramp on the other tool's command line.
+    The load may be a rate, a profile, an arrival pattern or a ramp.
     """
     profile = draft.special.get("profile", "")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):

@@ -144,10 +144,10 @@ def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> in
 
 
 def has_unanswered(summary: Summary) -> bool:
-    """Return True if at least one request is not complete, and no objective covers its outcome.
+    """Return True if a request is not complete, and no objective says how many such requests are acceptable.
 
-    For example, `--assert 'rejected < 5%'` covers rejected requests, and an objective on `complete` covers every
-    outcome. Without such an objective, a CI job must not pass if the server rejected a part of the load.
+    For example, `--assert 'rejected < 5%'` says this for rejected requests, and an objective on `complete` says it for
+    all requests. Without such an objective, a CI job must not pass if the server rejected a part of the load.
     """
     covered = {objective.figure for objective in summary.objectives}
     uncovered = () if "complete" in covered else {"truncated", "failed", "rejected", "dropped"} - covered
@@ -297,7 +297,7 @@ class Output:
         """Print to stderr everything that affects the exit code.
 
         This method is used if --json or --quiet suppresses the text of the results. With --json, an inconclusive
-        objective is printed even if it counts as a pass.
+        objective is printed even if it counts as passed.
         """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
@@ -365,8 +365,8 @@ def print_document(document: Document) -> None:
 def screen_size(stream: TextIO, *, most: int = 100, default: int = 80) -> tuple[int, bool]:
     """Return the width of the screen in characters (at most `most`), and True if the screen shows colours.
 
-    A stream that is not a terminal has no colours. Its width is that of the variable COLUMNS, or `default` if COLUMNS
-    is not set.
+    If `stream` is not a terminal, it has no colours. Its width is then the value of the variable COLUMNS, or `default`
+    if the variable is not set.
     """
     terminal = stream.isatty()
     if not terminal and not os.environ.get("COLUMNS", "").isdecimal():

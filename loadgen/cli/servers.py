@@ -297,7 +297,7 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
 def _process_state(background: BackgroundServer) -> tuple[str, bool]:
     """Return one line of text about a server that `servers up` started, and True if the server is ready.
 
-    If the server's process has ended, the description of the server that `servers up` stored is removed.
+    If the process of the server has ended, the description of the server that `servers up` stored is removed.
     """
     if not background.alive:
         process.down(background)

@@ -210,8 +210,8 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
 def _targets(settings: dict[str, Any], options: SweepCommandOptions) -> SweepTargets:
     """Return the objectives and the loads of the sweep.
 
-    The option --objective replaces the objectives of the plan file. The objectives in the file's `[[traffic]]` tables
-    are added in both cases.
+    The objectives are those of --objective, or else those of the plan file. The objectives in the file's `[[traffic]]`
+    tables apply in both cases.
     """
     from loadgen.plan import Plan
     from loadgen.studies.sweep import default_duration

@@ -240,9 +240,10 @@ def _part_times(profiler: OpProfiler) -> dict[str, float]:
 
 
 def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> list[Operator]:
-    """Group operator calls by module, operator, shape and direction, and return the totals of each group.
+    """Group calls of operators, and return the totals of each group. The group with the longest time comes first.
 
-    `repeats` contains the calls of each repeat. The group with the longest time comes first.
+    A group contains the calls with the same module, operator, shape and direction. `repeats` contains the calls of each
+    repeat of the step.
     """
     groups: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
@@ -254,9 +255,9 @@ def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLi
 
 
 def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> Operator:
-    """Return the totals of one group of operator calls, and the minimum time that these calls take on the device.
+    """Return the totals of a group of operator calls, and the minimum time that these calls take on the device.
 
-    `by_repeat` contains the calls of each repeat. The minimum time is computed from the limits of the device.
+    `by_repeat` contains the calls of each repeat. The minimum time follows from the `limits` of the device.
     """
     calls = max(by_repeat, key=len)
     call = calls[0]
@@ -309,10 +310,10 @@ def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
 
 
 def self_times_s(events: Iterable[Any], device: str) -> list[float]:
-    """Return the self time of each operator in s, in the order of the events.
+    """Return the self time of each operator in s, in the order in which the operators started.
 
-    torch.profiler also lists each GPU kernel as a separate event. These events are not returned, because the time of a
-    kernel is part of its operator's time.
+    The self time of an operator does not include other operators that it calls. torch.profiler also lists GPU kernels
+    as separate events. They are not returned, because the time of a kernel is part of its operator's time.
     """
     field = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     operators = [event for event in events if event.device_type == DeviceType.CPU]

@@ -59,7 +59,7 @@ ATTENTION = "_scaled_dot_product"
 
 
 class Clock:
-    """A clock of the device. It excludes the time of the profiler."""
+    """A clock of the device. On a CPU, it leaves out the time of the profiler. On a GPU, its times are CUDA events."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -74,7 +74,10 @@ class Clock:
         return event
 
     def exclude_since(self, since_ns: int) -> None:
-        """Exclude the time from `since_ns` (time.perf_counter_ns) until now from all later times of this clock."""
+        """Leave out the time from `since_ns` (time.perf_counter_ns) until now, in which the profiler has worked.
+
+        On a CPU, times that this clock returns from now on are earlier by this amount. On a GPU, this has no effect.
+        """
         self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:
@@ -293,9 +296,10 @@ def _format_shape(sizes: Sequence[int]) -> str:
 
 
 def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
-    """Return the FLOPs of an attention operator, as if no position were masked.
+    """Return the FLOPs of an attention operator with these `inputs`, as if no position were masked.
 
-    The forward pass counts as two GEMMs of queries and keys, the backward pass as five (arXiv 2205.14135).
+    The forward pass counts as two matrix products of queries and keys. The backward pass counts as five (arXiv
+    2205.14135).
     """
     queries, keys = inputs[1:3] if backward else inputs[:2]
     return float((5.0 if backward else 2.0) * 2.0 * queries.numel() * keys.shape[2])

@@ -345,9 +345,9 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _quantiser_bytes(model: nn.Module) -> float:
-    """Return the bytes of the scales of all quantised weights.
+    """Return the bytes of the scales with which the weights of the model are quantised.
 
-    Scales that are quantised have scales too, and these are included.
+    If scales are quantised themselves, the scales of these scales are included.
     """
     result = 0.0
     for parameter in model.parameters():
@@ -362,7 +362,7 @@ def _quantiser_bytes(model: nn.Module) -> float:
 
 
 def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
-    """Return two sizes in bytes at the peak of a step: the memory of gradients, and all other memory.
+    """Return two sizes in bytes at the time of a step's peak memory: that of gradients, and that of all other memory.
 
     `profiler` is the torch profiler that recorded the step. Memory that is still allocated at the end of the step
     counts as gradients.
@@ -389,9 +389,10 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
-    """Return, for each phase of a step, the time in s during which a collective operation was in progress.
+    """Return the time in s for which each phase of a step communicates, by the name of the phase.
 
-    The result is empty if the training uses one process, because one process does not communicate.
+    A phase communicates while at least one collective (such as an all-reduce) is in progress. The result is empty for a
+    training with one process, which does not communicate.
     """
     if not distributed.is_initialized():
         return {}

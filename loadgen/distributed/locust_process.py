@@ -159,10 +159,10 @@ class Peer:
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Seal a message and send it to a node. Do nothing if there is no sealed channel to the node.
+        """Seal a message, and send it to the machine `node`. Do nothing if there is no sealed channel to it.
 
-        `step` is the type of the message, such as `ping`, and is not sealed. `body` returns the message to seal. It is
-        called while the channel's lock is held, so that messages are sent in the order of their numbers.
+        `step` is the type of the message, such as `ping`, and is not sealed. `body` is a function that returns the
+        content. It is called while the channel is locked, so that messages are sent in the order of their numbers.
         """
         with self._sending:
             channel = self.channels.get(node)

@@ -213,10 +213,10 @@ class Outgoing:
         self._in_flight: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """Add a file to send after the part file of a worker process.
+        """Also send the file `rescued`, after the part file of the worker process number `worker`.
 
-        If the disk is full, a worker process writes the end of its part file to a different place. `rescued` is the
-        path of this file.
+        If the disk is full, a worker process writes the end of its part file to another place. This is the file
+        `rescued`.
         """
         self._files[worker].append(rescued)
 
@@ -225,9 +225,10 @@ class Outgoing:
         self._in_flight.discard(ack)
 
     def pump(self) -> bool:
-        """Send new bytes of the part files in pieces. At most MAX_PIECES_IN_FLIGHT pieces may be unacknowledged.
+        """Send bytes of the part files that have not been sent yet. Return True if the master has acknowledged every
+        byte.
 
-        Return True if the master has acknowledged every byte, otherwise False.
+        Bytes are sent in pieces. If MAX_PIECES_IN_FLIGHT pieces are not acknowledged yet, no further piece is sent.
         """
         more = True
         while more:
@@ -289,10 +290,10 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
 
 
 def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s: float) -> None:
-    """Wait until the host name of the master can be resolved, or until an interrupt.
+    """Wait until the host name of the master can be resolved. An interrupt ends the wait.
 
-    A new machine in a cluster may get its name only after the workers have started. `say` is called once if the name
-    cannot be resolved at first. Raises DistributedError if the name still cannot be resolved after `limit_s` seconds.
+    A new machine in a cluster may get its name only after the workers have started. If the name cannot be resolved at
+    first, `say` is called once. Raises DistributedError if the name still cannot be resolved after `limit_s` seconds.
     """
     deadline_s = time.monotonic() + limit_s
     is_reported = False

@@ -76,7 +76,10 @@ def _no_recording_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
 
 
 def _token_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
-    """Yield the mistakes in options about tokens, such as --output-tokens, in a plan for an audio endpoint."""
+    """Yield a mistake for each option that has no effect on an audio endpoint, because audio is not counted in tokens.
+
+    For example, --output-tokens has no effect, because the input determines the length of the output.
+    """
     defaults = (lengths.ANSWERS, lengths.DEFAULT_OUTPUT_TOKENS)
     speech = dialect.inputs != "recording"
     if plan.output_tokens not in defaults:

@@ -41,7 +41,10 @@ def was_refused(error_kind: str, http_status: int | None) -> bool:
 
 
 class BackOff:
-    """Decides when the waiting clients of a closed loop may send again. All times are in ns from the run's start."""
+    """Decides when the clients of a closed loop that pause may send again. All times are in ns from the run's start.
+
+    A client pauses if its last request failed immediately.
+    """
 
     def __init__(self) -> None:
         self.next_try_ns = 0
@@ -57,9 +60,10 @@ class BackOff:
         return len(self._waiting_since)
 
     def failed(self, now_ns: int, *, was_retry: bool) -> None:
-        """Make a client wait, because its request failed within AT_ONCE_NS (1 s) after it was due.
+        """Let a client pause, because its request failed within AT_ONCE_NS (1 s) after it was due.
 
-        `was_retry` is True if the client had also waited before this request.
+        `now_ns` is the time of the failure. `was_retry` is True if the client had also paused before this request. In
+        this case, the next pause is longer.
         """
         if self._failing_since_ns is None:
             self._failing_since_ns = now_ns
@@ -73,10 +77,10 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Record that a client continues without a pause, because its request was not refused at once.
+        """Note that a client continues without a pause, because its request was not refused within AT_ONCE_NS (1 s).
 
-        A request is refused at once if it fails within AT_ONCE_NS (1 s).
-        `was_retry` is True if the client had waited before this request.
+        `was_retry` is True if the client had paused before this request. In this case, the next waiting client may send
+        at once.
         """
         self._failing_since_ns = None
         if was_retry:

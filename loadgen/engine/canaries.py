@@ -102,7 +102,7 @@ class CanaryLog:
         return request
 
     def number_of(self, request: Request) -> int:
-        """Return the number of the canary in a request. The request must not have been answered yet."""
+        """Return the number of the canary that a request contains. The request must not have been answered yet."""
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
@@ -175,7 +175,8 @@ class CanaryAsker:
         await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
 
     def stop(self) -> None:
-        """Send no more canaries during the load. `ask_during` returns when the canaries in flight are answered.
+        """Send no more canaries, because the load has ended. `ask_during` returns when the canaries in flight are
+        answered.
 
         If `ask_during` is still opening connections, or has not begun, it sends no canaries.
         """
@@ -228,9 +229,9 @@ def _is_json(text: str) -> bool:
 
 
 def ends_in_loop(text: str) -> bool:
-    """Return True if the text ends in a loop.
+    """Return True if a text ends in a loop, as the text of a broken model often does.
 
-    The end is a loop if the same string is repeated at least five times, and the repetitions fill at least 100
+    A text ends in a loop if the same string is repeated at its end, at least five times and over at least 100
     characters.
     """
     for period in range(1, min(_MAX_PERIOD, len(text) // _MIN_REPEATS) + 1):

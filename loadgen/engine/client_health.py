@@ -96,7 +96,7 @@ class Health:
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
-        """Count one pause of a closed-loop client, which lasted `waited_ns`.
+        """Count one pause of a closed-loop client. The client has waited for `waited_ns`.
 
         A client pauses before its next request if its last request failed immediately.
         """
@@ -212,7 +212,11 @@ class LiveCounters(Structure):
         super().__init__(*integers, **{**dict.fromkeys(SERVER_GAUGES, math.nan), **values})
 
     def set_server_gauges(self, values: Mapping[str, Any]) -> None:
-        """Set the figures of the server from a reading of its metrics. Missing figures become NaN."""
+        """Set the figures of the server: requests that it processes, requests in its queue, and the used share of its
+        KV cache.
+
+        `values` is a reading of the server's metrics. A figure that is missing there becomes NaN.
+        """
         for field, name in SERVER_GAUGES.items():
             value = values.get(name)
             setattr(self, field, math.nan if value is None else float(value))
@@ -311,9 +315,9 @@ class FirstTokens:
                 seen[exchange] = self._ttft.add(arrived_ns - exchange.sent_ns)
 
     def _search(self, exchange: Exchange) -> int | None:
-        """Return the offset just past the first event with a token.
+        """Return the offset in the response just past its first event with a token.
 
-        Return None if the first SEARCHED_BYTES bytes of the response contain no token.
+        Only the first SEARCHED_BYTES bytes are searched. Return None if they contain no token.
         """
         raw = exchange.raw
         if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
@@ -327,9 +331,9 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the TTFT from the Record of a request that has ended. Only complete requests count.
+        """Count the TTFT of a request that has ended, as its Record states it. Only complete requests are counted.
 
-        A TTFT that was counted while the response was arriving is removed first.
+        If a TTFT was counted while the response was arriving, it is removed first.
         """
         if exchange is not None:
             self._searched.pop(exchange, None)

@@ -64,7 +64,10 @@ class ClockPairs:
         return [stamp + self._offset_at(stamp) for stamp in stamps]
 
     def to_realtime(self, instant_ns: int) -> int:
-        """Convert a time in ns from CLOCK_MONOTONIC to CLOCK_REALTIME, with the newest pair of readings."""
+        """Convert a time in ns from CLOCK_MONOTONIC to CLOCK_REALTIME.
+
+        The offset between the clocks is that of the newest pair of readings.
+        """
         return instant_ns - self._offsets[-1]
 
     def _offset_at(self, realtime: int) -> int:

@@ -128,7 +128,7 @@ class SessionQueue:
 
     @property
     def more(self) -> bool:
-        """Return True while another session will start or an active session may continue."""
+        """Return True while requests may still become due, because sessions are in progress or have not started yet."""
         return self._starts.more or self._active > 0
 
 
@@ -183,7 +183,10 @@ class GraphRequests:
         self._unbuilt.extend((slot.progress, node) for node in slot.progress.independent_children(slot.node))
 
     def drop(self, slot: ScheduledRequest) -> list[Request]:
-        """Return the requests that can never be sent because the request `slot` failed. They have no prompts."""
+        """Return the requests that can never be sent because the request `slot` failed. They have no prompts.
+
+        These are the requests that wait for it, the requests that wait for those, and so on.
+        """
         assert slot.progress is not None
         requests = slot.progress.failed(slot.node)
         first_id = slot.progress.graph.first_id

@@ -56,9 +56,10 @@ class _Output:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read the output that a command wrote before it ended.
+        """Read the output that a command wrote before it ended, but has not been read yet.
 
-        The amount that is read is limited, because processes that the command left behind may still write to the pipe.
+        At most PIPE_BYTES are read. Other processes that the command has started may still write to the pipe, so it may
+        never be empty.
         """
         for _ in range(PIPE_BYTES // READ_BYTES):
             if not self.read(0):

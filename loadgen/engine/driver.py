@@ -257,8 +257,8 @@ class Driver:
     def _take_connection(self, slot: ScheduledRequest) -> Connection | None:
         """Return an idle connection for a request, or None if there is none.
 
-        If each session keeps its connection, a later turn gets the connection of its session, unless the server has
-        closed this connection in the meantime.
+        If the session of the request has kept a connection for it, this connection is returned. If the server has
+        closed it in the meantime, another idle connection is returned.
         """
         session = slot.request.session
         connection = None if session is None else self._by_session.pop((session, slot.replica or 0), None)
@@ -376,9 +376,9 @@ class Driver:
             self._clock.at(self._clock.now_ns(), self._release)
 
     def _release(self) -> None:
-        """Send waiting requests until the maximum number is in flight.
+        """Send waiting requests until the maximum number of requests is in flight.
 
-        If no request waits any longer, take the next group from the request queue.
+        If no request waits after that, the next group of requests is taken from the request queue.
         """
         self._releasing = False
         group = [self._waiting.popleft() for _ in range(min(self._room(), len(self._waiting)))]
@@ -442,7 +442,7 @@ class Driver:
         task.add_done_callback(self._on_opened)
 
     def _end_opening(self) -> None:
-        """Remove the current task from `_opening`, because its request no longer waits for a connection."""
+        """Note that the request of the current task no longer waits for a connection."""
         task = asyncio.current_task()
         assert task is not None
         del self._opening[task]
@@ -475,13 +475,13 @@ class Driver:
     # When a request was lost on an idle connection.
 
     def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
-        """Return True if a request was lost on an idle connection and may be sent once more.
+        """Return True if a request was lost and may be sent once more.
 
-        A request is lost if the server closed the idle connection just as the request was sent (RFC 9112, section
-        9.3.1), so that no byte of a response has arrived. These requests are not sent again:
+        A server may close an idle connection just as a request is sent on it (RFC 9112, section 9.3.1). The request is
+        then lost: no byte of a response arrives. These requests are not sent again:
 
         - The first request of a connection. A server that closes a new connection has refused the request.
-        - A request whose connection was closed later than SEND_AGAIN_NS after it was sent.
+        - A request whose connection was closed later than SEND_AGAIN_NS after the request was sent.
         - A request that has already been sent twice.
         """
         if exchange.error_kind != "connect" or not slot.reused or slot.first_sent_ns is not None:
@@ -810,10 +810,13 @@ class Recorder:
         max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
     ) -> None:
-        """Create the recorder of one worker.
+        """Create the recorder of worker number `worker`.
 
-        `max_read_delay_ns` is a function that returns the longest delay between two socket reads since it was last
-        called. `disk_spill` moves long unfinished responses from memory to disk.
+        - `dialect` is the response format of requests that name no other one.
+        - `sink` receives the Records.
+        - `stamps` is the source of timestamps.
+        - `max_read_delay_ns` returns the longest delay between two socket reads since it was last called.
+        - `disk_spill` moves long unfinished responses from memory to disk.
         """
         self.start_ns = 0
         """Start time of the run (CLOCK_MONOTONIC)."""
@@ -840,9 +843,10 @@ class Recorder:
         self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token_end, dialect=dialect))
 
     def begin(self, start_ns: int) -> None:
-        """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and reset the client's health counters.
+        """Prepare to record requests of a run that starts at `start_ns` (CLOCK_MONOTONIC).
 
-        The worker calls this method right before the run starts.
+        The clocks are compared, and the client's health counters are reset. The worker calls this method right before
+        the run starts.
         """
         self.start_ns = start_ns
         self._clocks.take()

@@ -156,8 +156,8 @@ class TokenRate:
     def per_second(self, now_ns: int, unrecorded_bytes: int) -> float:
         """Return the mean number of tokens that arrived per second in the last `window_ns`.
 
-        `now_ns` is the current time (CLOCK_MONOTONIC). `unrecorded_bytes` is the number of bytes that have arrived in
-        responses without a Record.
+        `now_ns` is the current time (CLOCK_MONOTONIC). `unrecorded_bytes` is the number of bytes in responses that have
+        no Record yet. Their tokens are estimated.
         """
         self._observed.append((now_ns, self._recorded_bytes + unrecorded_bytes))
         while len(self._observed) > 2 and self._observed[1][0] <= now_ns - self._window_ns:

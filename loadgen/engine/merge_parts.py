@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """The end of one worker process: its exit code or signal, its number of due requests, and its files."""
+    """How one worker process ended: its exit code or signal, the number of its due requests, and its files."""
 
     task: WorkerTask
     due: int

@@ -356,7 +356,7 @@ def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
 
 
 def _check_files(plan: Plan) -> None:
-    """Check the files with requests and arrivals that a plan names."""
+    """Raise an error for a mistake in the files with requests and arrivals that a plan names."""
     for traffic_class, schedule in scheduled_classes(plan):
         sources = (traffic_class.plan.prompt_source, traffic_class.plan.arrival_process)
         if any(getattr(source, "path", None) for source in sources):
@@ -536,7 +536,11 @@ def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence
 
 
 def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoint: str, model: str) -> TrafficFacts:
-    """Return the facts about a class of traffic for the header of a run. `plan` is the plan of the class."""
+    """Return the facts about a class of traffic for the header of a run.
+
+    `plan` is the plan of the class, and `name` is its name. `first_id` is the id of its first request. `share` is its
+    share of the load that all classes share, or 0 if it has a load of its own.
+    """
     from loadgen.analysis.run.runfile import TrafficFacts, load_facts
 
     return TrafficFacts(

@@ -77,8 +77,8 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
 def lower_priority() -> None:
     """Give this process the lowest priority, so that it takes CPU time only when no other process needs a core.
 
-    This process must lead a session, because the autogroup of its session gets the lowest priority too. The policy
-    SCHED_IDLE also lowers the priority of reads and writes: the kernel derives their class from the policy.
+    This process must lead a session, because the autogroup of the session gets the lowest priority too. The policy
+    SCHED_IDLE also gives its disk accesses the lowest priority.
     """
     os.nice(NICE_LOWEST)
     if sys.platform != "linux":
@@ -195,7 +195,10 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
 
 
 def _set_autogroup(nice: int) -> bool:
-    """Give the autogroup of this session a nice value. Return False if it does not exist or cannot be changed."""
+    """Give the autogroup of this process the nice value `nice`. Return True if this was possible.
+
+    An autogroup is the group of processes in one session, between which Linux first shares the cores.
+    """
     try:
         for _ in range(AUTOGROUP_TRIES):
             with contextlib.suppress(BlockingIOError):  # without CAP_SYS_ADMIN only one change per 0.1 s is allowed
@@ -259,6 +262,6 @@ def _set_policy(policy: int, priority: int = 0) -> None:
 
 
 def _quietly(change: Callable[..., Any], *values: Any) -> None:
-    """Call `change` with these values and ignore errors, because nothing depends on the change."""
+    """Call `change` with these values. Errors are ignored, because loadgen also works without the change."""
     with contextlib.suppress(OSError, ValueError):
         change(*values)

@@ -169,9 +169,10 @@ def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def tokens_so_far(raw: bytes, dialect: Dialect) -> tuple[int, int]:
-    """Return the number of tokens in the complete events of `raw`, and the offset just past the last of these events.
+    """Return two numbers for the beginning of a response (`raw`).
 
-    `raw` is the beginning of a response. A malformed response does not raise an error.
+    The first is the number of tokens in its complete events. The second is the offset just past the last of these
+    events. A malformed response does not raise an error.
     """
     tokens, ends = _events_so_far(raw, dialect)
     return sum(tokens), ends[-1] if ends else 0
@@ -355,7 +356,10 @@ def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> N
 
 
 def _note_prompt_tokens(answer: Answer, response: _Response, dialect: Dialect) -> None:
-    """Store the number of prompt tokens from the response header that the dialect names, if there is one."""
+    """Store in `answer` the number of prompt tokens that a header of the response states.
+
+    The dialect names this header. Nothing is stored if it names none or the response has no such header.
+    """
     name = dialect.prompt_tokens_header
     if not name or not response.bounds:
         return
@@ -397,9 +401,9 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 
 
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int]]:
-    """Return the payload of each event of a response, and the offset in the received bytes at which each event ends.
+    """Return two lists about the events of a response: their payloads, and their ends as offsets in the received bytes.
 
-    `bounds` contains the start and the end of each piece of the body.
+    `bounds` contains the start and the end of each piece of the body. A piece is, for example, an HTTP chunk.
     """
     raw = exchange.raw
     payloads: Sequence[bytes]
@@ -422,9 +426,10 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
-    """Store in the Record how many socket reads returned several chunks, and whether the first two chunks share a read.
+    """Store in the Record whether socket reads returned several chunks at once.
 
-    `reads` holds, for each chunk, the index of the read that returned the end of the chunk.
+    Stored are the number of such reads, and whether the first two chunks were returned by the same read. `reads`
+    contains, for each chunk, the index of the read that returned its end.
     """
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
     record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]
@@ -451,9 +456,10 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
 
 
 def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
-    """Convert the end offsets of events from offsets in the body to offsets in the received bytes.
+    """Convert offsets in the body of a response to offsets in the received bytes, which also contain HTTP framing.
 
-    `bounds` holds the start and end of each piece of the body in the received bytes.
+    `ends` contains the offset in the body at which each event ends. `bounds` contains the start and end of each piece
+    of the body in the received bytes. A piece is, for example, an HTTP chunk.
     """
     stops = bounds[1::2]
     passed = [*accumulate(stop - start for start, stop in zip(bounds[::2], stops, strict=True))]
@@ -465,11 +471,11 @@ def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
 
 
 def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Return the state, error kind and error detail of a response.
+    """Judge a response. Return its state, error kind and error detail.
 
-    A complete response has the end marker and no error inside the stream. With `exact`, responses may not be shorter
-    than requested, so a complete response must also have the requested length. A server that generates in pieces of
-    `piece_tokens` may exceed that length to complete the last piece.
+    A complete response has the end marker of its format, contains no error, and has a permitted length. With `exact`,
+    it must not be shorter than requested. A server that generates in pieces of `piece_tokens` may exceed the requested
+    length to complete the last piece.
     """
     if answer.error_kind == "rejected":
         if not record.chunk_ns:
@@ -495,7 +501,7 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
 
 
 def _state_of(kind: NoneOrKind) -> State:
-    """Return the state of a request whose response has no end marker. `kind` is the error kind of the request."""
+    """Return the state of a request whose response did not end properly. `kind` is the error kind of the request."""
     if kind == "abandoned":
         return "abandoned"
     return "truncated" if kind == "truncated" else "failed"

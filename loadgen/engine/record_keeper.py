@@ -130,9 +130,10 @@ def keep_records(folder: Path, keep_ns: int) -> None:
 
 
 def compress(file: Path) -> Path:
-    """Replace a file by a compressed file with the same modification time, and return the path of the compressed file.
+    """Replace a file by a compressed file, and return the path of the compressed file.
 
-    After a crash there is the old file, the complete new file, or both.
+    Both files have the same modification time. The old file is deleted only after the new one is on disk, so no data is
+    lost in a crash.
     """
     target = file.with_name(file.name + COMPRESSED)
     temporary = file.with_name(f".{file.name}.part")

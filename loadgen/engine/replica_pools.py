@@ -42,7 +42,7 @@ class ReplicaPools:
             pool.top_up()
 
     def waits_until_due(self, group: Sequence[ScheduledRequest]) -> bool:
-        """Return True if a group has requests that are assigned to a replica only when they are due."""
+        """Return True if the replicas of a group of requests must be chosen when the group is due, not before."""
         if self._least_busy is None or len(group) > BURST:
             return False
         return any(slot.replica is None for slot in group)
@@ -63,9 +63,10 @@ class ReplicaPools:
         self._least_busy.began(slot.replica)
 
     def ended(self, slot: ScheduledRequest, error_kind: str, http_status: int | None, now_ns: int) -> None:
-        """Note that a request has ended at `now_ns` (CLOCK_MONOTONIC), or that it will not be sent.
+        """Note that a request no longer counts as in flight on its replica.
 
-        The error kind and the HTTP status show whether the replica is down.
+        The request ended at `now_ns` (CLOCK_MONOTONIC), or will never be sent. If its error kind and HTTP status show
+        that the replica is down, the replica gets no requests for a while.
         """
         if self._least_busy is not None and slot.counted and slot.replica is not None:
             slot.counted = False

@@ -184,8 +184,8 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
     """Raise PlanError if two URLs certainly lead to the same server.
 
-    Two URLs with the same address certainly lead to the same server if one of their hosts is an IP address or
-    `localhost`. If both hosts are names, a gateway may serve a different server for each name. For such URLs, `say` is
+    Two URLs with the same address certainly do if the host of one of them is an IP address or `localhost`. If both
+    hosts are names, the address may be that of a gateway, which serves a different server for each name. `say` is then
     called with a warning.
     """
     from loadgen.servers.replica_identity import find_places
@@ -335,12 +335,14 @@ def find_replicas(plan: Plan, first: ServerFacts, access: Access, say: Say) -> l
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None = None) -> Dialect:
-    """Return the API dialect of the server for an endpoint, by default for the endpoint that the plan names.
+    """Return the dialect (request and response format) for an endpoint of the server.
 
-    If neither `endpoint` nor the plan names an endpoint, the native endpoint of the backend is tried first, and then
-    the chat endpoint. The first endpoint on which the server accepts requests is used. The dialect matches the server's
-    version, and leaves out the request fields that the server refuses. Raises EndpointError, NoEndpointError,
-    RefusedModelError, VersionError or UnauthorizedError.
+    `endpoint` is the name of the endpoint. By default, it is the endpoint that the plan names. If the plan names none,
+    the native endpoint of the backend is tried first, and then the chat endpoint. The first one that accepts requests
+    is used.
+
+    The dialect matches the server's version, and leaves out the request fields that the server refuses. Raises
+    EndpointError, NoEndpointError, RefusedModelError, VersionError or UnauthorizedError.
     """
     from loadgen.servers.discovery import check_endpoint, check_version, dialect_for_version
     from loadgen.servers.endpoint_probe import choose_endpoint
@@ -360,10 +362,10 @@ def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None =
 
 
 def check_models(plan: Plan, facts: ServerFacts, dialect: Dialect, say: Say) -> None:
-    """Check that the server accepts every model of a split (`--model a=70,b=30`).
+    """Check that the server accepts every model if the requests are split over several (`--model a=70,b=30`).
 
-    A model that the server does not list is tested with a request for one token. The first model has already been
-    checked, because it is the model of `facts`. Raises RefusedModelError for a model that the server refuses.
+    A model that the server does not list is tested with a request for one token. The first model needs no test, because
+    it has been checked together with the server. Raises RefusedModelError for a model that the server refuses.
     """
     from loadgen.servers.discovery import listed_models
     from loadgen.servers.endpoint_probe import choose_endpoint
@@ -415,7 +417,8 @@ def _test_request(plan: Plan, dialect: Dialect) -> Request:
 def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -> bool:
     """Return True if the prompts of the plan can have exactly the requested lengths on this server.
 
-    `facts` is None for the built-in simulated server, on which exact lengths are possible.
+    Normally this requires that the server can count tokens, or that the user names a tokenizer. `facts` is None for the
+    built-in simulated server, on which exact lengths are possible.
     """
     if plan.lengths in ("tokenizer", "approximate") or dialect.count_by_running is None:
         return False
@@ -492,10 +495,10 @@ def clock_speed(plan: Plan) -> float:
 
 
 def require_server(plan: Plan, purpose: str) -> None:
-    """Raise UnreachableError if the run would use the built-in simulated server although the plan does not request it.
+    """Raise UnreachableError if no real server is found, unless the plan requests the built-in simulated server.
 
     `purpose` is the option or command that needs a real server, such as `--assert`. The error message names it. Raises
-    the errors that `server_for` raises.
+    the same errors as `server_for`.
     """
     if not plan.simulated and _find_server(plan, access_for(plan)) is None:
         raise _no_server_for(plan, purpose)

@@ -70,7 +70,9 @@ class SessionProgress:
         return self._missing[index] > 0
 
     def keeps_answer(self, index: int) -> bool:
-        """Return True if a later prompt contains the response of this node."""
+        """Return True if the response of the node `index` is needed later, because the prompt of another node contains
+        it.
+        """
         return self._heirs[index] > 0
 
     def started(self, index: int, sent_ns: int) -> list[DueNode]:

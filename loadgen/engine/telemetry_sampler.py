@@ -253,11 +253,11 @@ class Sampler:
             )
 
     def _read_source(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
-        """Read one source, store the reading, and return its values.
+        """Read the source `name`, store the reading, and return its values.
 
-        `moment` is the phase of the run, such as `idle` or `end`. If the reading fails, the result is empty, and the
-        value `gap` of the stored reading is the reason. If only some replicas can be read, the stored reading also
-        contains their values.
+        `moment` is the phase of the run, such as `idle` or `end`. `limit_s` is the time limit in seconds. If the
+        reading fails, return an empty dict. The stored reading then contains the reason as the value `gap`, and the
+        values of those replicas that could be read.
         """
         began_ns = time.monotonic_ns()
         gap: dict[str, Any] = {}
@@ -358,13 +358,13 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 
 
 class SamplerProcess:
-    """A Sampler in a separate process, for a run in Locust's process.
+    """A Sampler of telemetry in a separate process, for runs of `loadgen ui`.
 
-    gevent has replaced the threads of Locust's process with greenlets. A telemetry reading in that process would delay
-    the reads of responses. Create this object early, because the sampler process takes a while to start.
+    gevent has replaced the threads of Locust's process with greenlets, so telemetry readings there would delay the
+    reads of responses. Create this object early, because the process takes a while to start.
 
-    The sampler process reads one JSON object per line and answers each with one JSON object. The process ends when its
-    standard input ends. `patient` is the argument of `end`.
+    The process reads one JSON object per line from its standard input, and answers each with one JSON object. It ends
+    when its standard input ends. `patient` is the argument of `end`.
 
                                     the process has started                  -> {}
             {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}

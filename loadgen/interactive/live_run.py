@@ -373,7 +373,7 @@ class NewestSamples:
         self.seen = 0
 
     def extend(self, values: Floats) -> None:
-        """Add samples. When there are more samples than the limit, new samples replace the oldest ones."""
+        """Add samples. If this exceeds the limit, the new samples replace the oldest ones."""
         self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
         self.seen += len(values)
 
@@ -685,10 +685,10 @@ class LiveRun:
         self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting, **server)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
-        """End the run and write its footer. Further calls do nothing.
+        """End the run and write its footer to the run file. Further calls do nothing.
 
-        `users` is the number of users at the end of the run. Return None in the normal case. If the disk was full,
-        return the file that contains the end of the run file.
+        `users` is the number of users at the end of the run. Normally, return None. If the disk was full, the last
+        lines were written to a second file, and its path is returned.
         """
         if self.ended:
             return None

@@ -330,8 +330,9 @@ class UserConnection:
         self._ended = Event()
 
     def open(self) -> None:
-        """Open a connection before the first request. If this fails, no error is raised, and the first request tries
-        again.
+        """Open a connection before the first request.
+
+        If this fails, no error is raised. The first request tries again.
         """
         with contextlib.suppress(OSError):
             self._idle = self._connect()

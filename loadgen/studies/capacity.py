@@ -122,7 +122,11 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """Text that says how the GPUs are used: `TP2 PP2`, or `TP1 2P+3D` with 2 prefill and 3 decode workers."""
+        """Text that says how the GPUs of this option are used.
+
+        For example, `TP2 PP2` means 2 pipeline stages of 2 GPUs each. `TP1 2P+3D` means 2 prefill workers and 3 decode
+        workers of 1 GPU each.
+        """
         layout = configuration_of(self).layout
         if self.prefill_workers is None:
             return layout

@@ -238,7 +238,10 @@ class LadderLayer(DecoderLayer):
     """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        """Return the hidden state and the functions that wait for the last two all-reduces."""
+        """Return the hidden state, followed by functions that wait for the last two all-reduces.
+
+        `carried` is the result of the previous layer, or the embedding for the first layer.
+        """
         hidden, *pending = carried if isinstance(carried, tuple) else (carried,)
         for norm, block in (
             (self.input_layernorm, lambda normed: self.self_attn(normed, positions, cache)),

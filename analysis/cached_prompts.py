@@ -60,9 +60,11 @@ def find_cached_prompts(
     The numbers come from the responses. If the responses do not state them, the numbers come from the server's
     `counters`.
 
-    The counters also include the prompts of the `canaries` (test prompts of --verify), so these tokens are subtracted.
-    The canaries during the load repeat earlier prompts. All of their tokens are assumed to be cached, and are also
-    subtracted from the cached tokens. If some of them were not cached, the share from the counters is too low.
+    The counters also include the `canaries` (test prompts of --verify), so two corrections are made:
+
+    - The tokens of all canaries are subtracted from the prompt tokens.
+    - The tokens of the canaries during the load are subtracted from the cached tokens, because these canaries repeat
+      earlier prompts and are assumed to be cached. If some were not cached, the resulting share is too low.
     """
     source: Literal["responses", "counters"] = "responses"
     tokens, prompt_tokens = count_in_responses(frame)

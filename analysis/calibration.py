@@ -220,10 +220,10 @@ def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:
-    """Return the mean rate of events over all streams, in events per second.
+    """Return the rate of events of all streams together, in events per second.
 
-    `instants` contains the event times of each stream in ns. A stream of n events has n - 1 gaps. The rate is the
-    number of gaps in all streams, divided by the time from the first event to the last event of the run.
+    `instants` contains the event times of each stream in ns. A stream of n events counts as n - 1 events, the number of
+    its gaps. The sum over all streams is divided by the time from the first event to the last event of the run.
     """
     streams = list(instants)
     gaps = sum(len(stream) - 1 for stream in streams)

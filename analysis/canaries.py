@@ -182,10 +182,11 @@ def _prefix_share(text: str, expected: str) -> float:
 def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[float, float]:
     """Return the 95% interval of the share of answers that are equal to the first answer to the same canary.
 
-    `same` is the number of equal answers. `numbers` contains the number of the canary of each answer.
+    A canary is a test prompt. `numbers` contains the number of the canary of each answer, and `same` is the number of
+    equal answers. `interval` computes an interval from the numbers of successes and trials.
 
-    Answers to one canary (test prompt) are not independent: if the prompt is sensitive to rounding errors, many of its
-    answers differ, otherwise none do. All answers to one canary therefore count as one trial. Otherwise, a few canaries
+    All answers to one canary count as one trial, because they are not independent: if the prompt is sensitive to
+    rounding errors, many of its answers differ, otherwise none do. If each answer counted as a trial, a few canaries
     that are sent often would make the interval too narrow.
     """
     trials = len(set(numbers))

@@ -23,10 +23,10 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
 
 
 def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
-    """Return a function that computes the figure of each objective from a run, such as the TTFT p99, in seconds.
+    """Return a function that computes the figure of each objective from a run, such as the TTFT p99 in seconds.
 
-    The figure of an objective is None if no request has the latency that the objective limits. If any request did not
-    complete, all figures are None.
+    The function returns None for an objective if no request has the latency that the objective limits. If any request
+    did not complete, it returns None for all objectives.
     """
 
     def figures(run: Run) -> list[float | None]:

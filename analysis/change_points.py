@@ -55,12 +55,12 @@ def find_change_points(values: Floats) -> list[int]:
 def noise_of(values: Floats) -> float:
     """Return the noise of a series: its standard deviation around its level, corrected for correlated neighbours.
 
-    The standard deviation is estimated from the differences between values that are up to MAX_LAG apart. Most of these
-    differences contain no change of the level.
+    The standard deviation is estimated from the differences between values that are up to MAX_LAG positions apart. The
+    level is the same for both values of most of these differences.
 
-    If neighbouring values are correlated, the mean of a segment is less certain than that of independent values. The
-    result is the standard deviation of independent values whose mean would be equally uncertain. The correlation is
-    assumed to be that of a first-order autoregressive process.
+    If neighbouring values are correlated, the mean of a segment is less certain than the mean of independent values.
+    The noise is therefore larger than the standard deviation. It is the standard deviation of independent values whose
+    mean would be equally uncertain. The correlation is assumed to be that of a first-order autoregressive process.
     """
     by_lag = [_median_difference(values, lag) for lag in range(1, min(MAX_LAG, len(values) // 4) + 1)]
     deviation = max(by_lag, default=0.0)
@@ -72,7 +72,7 @@ def noise_of(values: Floats) -> float:
 
 
 def _median_difference(values: Floats, lag: int) -> float:
-    """Estimate the standard deviation of the noise in `values`.
+    """Estimate the standard deviation of the noise in `values` from differences between values.
 
     The estimate is based on the median of the absolute differences between values that are `lag` positions apart.
     """
@@ -94,11 +94,13 @@ def _without_outliers(values: Floats, noise: float) -> Floats:
 
 
 def _best_partition(values: Floats, penalty: float) -> tuple[list[int], float]:
-    """Divide the values into segments with the smallest cost.
+    """Divide the values into consecutive segments with the smallest cost.
 
-    Return the index at which each segment after the first one begins, and the cost. The cost is the sum of squared
-    deviations from the mean of each segment, plus `penalty` for each change. The loop computes `best[end]`, the
-    smallest cost of the first `end` values, from every possible start of the last segment.
+    The cost is the sum of squared deviations from the mean of each segment, plus `penalty` for each change from one
+    segment to the next. Return the index at which each segment after the first one begins, and the cost.
+
+    The loop computes `best[end]`, the smallest cost of the first `end` values. For each `end`, it tries every possible
+    start of the last segment.
     """
     count = len(values)
     sums = np.concatenate(([0.0], np.cumsum(values)))

@@ -176,9 +176,10 @@ class OrderStatistics:
     def _search(self, ranks: Integers) -> Integers:
         """Return the sample at each rank, by a radix search that starts with the most significant digit.
 
-        Each pass over the blocks selects the samples whose first digits equal the digits that the search already knows,
-        and counts the values of their next digit. The cumulative counts show the next digit of the sample at each rank.
-        When few samples are left, they are sorted instead.
+        The search determines all results digit by digit, with one pass over the blocks per digit. A pass considers only
+        samples whose first digits equal those found so far, and counts the values of their next digit. The cumulative
+        counts show which value this digit has in the sample at each rank. When few samples are left, they are sorted
+        instead.
         """
         prefixes = np.zeros(len(ranks), np.int64)
         remaining = ranks.copy()
@@ -201,11 +202,10 @@ class OrderStatistics:
         return prefixes
 
     def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
-        """Return how often the next digit has each value, for each group of samples, with one row per group.
+        """Return how often the next digit of a radix search has each value: one row per group, one column per value.
 
-        A sample consists of leading bits that the search knows, and of `bits` unknown bits. The next digit is the first
-        `digit` unknown bits. The samples of a group have equal leading bits, and `groups` contains these bits for each
-        group.
+        Each sample has `bits` bits that are still unknown, and the next digit is the first `digit` of them. Samples
+        with the same known leading bits form a group, and `groups` contains these bits for each group.
 
         The counts of the first digit are computed once, because every search begins with them.
         """
@@ -219,11 +219,11 @@ class OrderStatistics:
         return counts
 
     def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
-        """Sort the remaining samples of a search, and return the sample at each rank.
+        """Sort the samples that remain in a search, and return the sample at each rank.
 
         The prefix of a sample is the sample without its last `bits` bits. The samples whose prefix is in `groups`
-        remain, and `groups` is sorted. Entry i of the result is the sample at rank `ranks[i]` among the samples with
-        the prefix `prefixes[i]`.
+        remain, and `groups` is in ascending order. Entry i of the result has the prefix `prefixes[i]`. Its rank among
+        the samples with this prefix is `ranks[i]`.
         """
         is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
         if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
@@ -239,21 +239,24 @@ class OrderStatistics:
 
 
 def _digit_bits(bits: int, groups: int) -> int:
-    """Return the number of bits of a search's next digit. `bits` bits of the samples are still unknown.
+    """Return the number of bits of the next digit of a radix search.
 
-    Each of the `groups` groups of samples needs one counter per value of the digit, so the digit has fewer bits if
-    there are many groups.
+    `bits` bits of the samples are still unknown. The search needs one counter for each of the `groups` groups of
+    samples and each value of the digit. If there are many groups, the digit has fewer bits, which limits the number of
+    counters.
     """
     return min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // groups).bit_length() - 1))
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
-    """Count the values of the next digit in one step of a radix search.
+    """Count how often the next digit has each value, in one step of a radix search.
 
-    Each number in `block` has `total_bits` bits: leading bits that the search knows, followed by `bits` unknown bits.
-    The next digit is the first `digit` unknown bits. The numbers of a group have equal leading bits, and `groups`
-    contains these bits for each group. Numbers without a group are not counted. The result is a flat array with one
-    counter per group and value of the digit.
+    A radix search determines numbers digit by digit, beginning with the most significant bits. Each number in `block`
+    has `total_bits` bits. The last `bits` bits are still unknown to the search, and the next digit is the first `digit`
+    of them.
+
+    Numbers with the same leading bits form a group. `groups` contains the leading bits of each group that the search
+    needs. Other numbers are not counted. The result is a flat array with one counter per group and value of the digit.
     """
     length = len(groups) << digit
     if bits == total_bits:

@@ -208,8 +208,9 @@ def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Seq
 def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
     """Return the names of the health figures whose limits do not apply to this run.
 
-    For example, the limit on stalls does not apply if the kernel timestamps every packet, because a late read does not
-    change its timestamp. `waited_for` is True if requests become due when earlier requests end, as in a closed loop.
+    For example, there is a limit on stalls of the client, because a stall delays reads. The limit does not apply if the
+    kernel timestamps every packet, because a late read then does not change the timestamp. `waited_for` is True if
+    requests become due when earlier requests end, as in a closed loop.
     """
     irrelevant = set[str]()
     if not health.source.by_read:

@@ -133,10 +133,11 @@ def _known_windows(series: WindowSeries) -> tuple[Floats, Floats]:
 
 
 def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: float, confidence: float) -> Drift:
-    """Return the drift of a figure whose level changes in steps: the change from the first to the last level.
+    """Return the drift of a figure whose level changes in steps.
 
-    `hours` is the time between the middles of the first and the last window, and `changes` contains the index of the
-    first value of each new level.
+    The drift is the change from the first to the last level, per hour, as a share of `level`. `hours` is the time
+    between the middles of the first and the last window. `changes` contains the index of the first value of each new
+    level. `confidence` is the confidence of the drift's interval.
     """
     first, last = values[: changes[0]], values[changes[-1] :]
     change = float(np.median(last) - np.median(first))
@@ -150,11 +151,13 @@ def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tu
     """Return the first time window in which a figure exceeds the drift that an objective allows.
 
     The result is the start and the end of this window, in seconds. It is None if there is no such window, even if the
-    drift of the whole run is too large.
+    `drift` of the whole run is too large.
 
-    The objective limits the drift per hour as a share of `drift.level`. The allowed change is this drift over the
-    duration of the run. The limit of the figure is its median over the first FIRST_WINDOWS windows, plus the allowed
-    change, plus a margin for noise. The figure must be beyond this limit in LASTING_WINDOWS windows in a row.
+    The figure must be beyond its limit in LASTING_WINDOWS windows in a row. The limit is computed from three values:
+
+    - The median of the figure over the first FIRST_WINDOWS windows.
+    - The allowed change over the duration of the run. The objective states it per hour, as a share of `drift.level`.
+    - A margin for noise.
     """
     values, _ = _known_windows(series)
     allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)
@@ -164,10 +167,11 @@ def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tu
 
 
 def first_missed(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
-    """Return when a figure first missed its bound for several windows in a row: start and end of a window, in seconds.
+    """Return the time window in which a figure first began to miss its bound for several windows in a row.
 
-    The result is the first of LASTING_WINDOWS windows in a row that miss the bound. The result is None if there are no
-    such windows, or if the first window of the run already misses the bound.
+    The result is the start and the end of this window, in seconds. The window is the first of LASTING_WINDOWS windows
+    in a row that miss the bound. The result is None if there are no such windows, or if the first window of the run
+    already misses the bound.
     """
     missed = np.array([not math.isnan(value) and not objective.satisfied_by(value) for value in series.values])
     return None if missed[:1].any() else _first_lasting(series, missed)
@@ -181,12 +185,16 @@ def _first_lasting(series: WindowSeries, bad: np.ndarray) -> tuple[float, float]
 
 
 def _score_variance(values: Floats, detrended: Floats) -> float:
-    """Return the variance of Kendall's score of a series without a trend, whose neighbouring values may be correlated.
+    """Return the variance of Kendall's score of `values`, for the case that the series has no trend.
 
-    The variance of independent values is multiplied by the ratio of the number of windows to their effective number, as
-    for a first-order autoregressive process. The correlation of neighbours is estimated from the ranks of the detrended
-    values. This estimate is too low for a short series, so the function corrects it (Kendall, "Note on bias in the
-    estimation of autocorrelation", 1954). A negative correlation counts as 0, because it would narrow the interval.
+    `detrended` contains the values without their trend. Neighbouring values may be correlated. A correlated series
+    contains as much information as a shorter series of independent values, whose length is the effective number. The
+    function computes the variance for independent values, and multiplies it by the number of values divided by the
+    effective number. This ratio is that of a first-order autoregressive process.
+
+    The correlation of neighbours is estimated from the ranks of `detrended`. This estimate is too low for a short
+    series, so the function corrects it (Kendall, "Note on bias in the estimation of autocorrelation", 1954). A negative
+    correlation counts as 0, because it would narrow the interval.
     """
     count = len(values)
     _, ties = np.unique(values, return_counts=True)

@@ -53,7 +53,10 @@ _UNITS = re.compile(r"(?<![a-z])(?:ms|us|sec|seconds|milliseconds|percentile|sec
 
 
 def _spelling(text: str) -> str:
-    """Return the letters and digits of a name in lower case, without words that are units."""
+    """Return the letters and digits of a name in lower case, without words that are units.
+
+    Names that differ only in punctuation or units become equal, for example `TTFT (ms)` and `ttft`.
+    """
     return re.sub(r"[^a-z\d]", "", _UNITS.sub(" ", text.lower().replace("_", " ")))
 
 

@@ -195,8 +195,8 @@ def simulated(summary: Summary) -> str:
 def page_mark(summaries: Iterable[Summary]) -> str:
     """Return the label of a page that shows these runs, such as `SIMULATED at 1 and 5 times speed`.
 
-    If the simulated runs have different labels, the label of the page lists all their speeds. The label is empty if no
-    run is simulated.
+    The label is empty if no run is simulated. If all simulated runs have the same label, the page has this label too.
+    Otherwise the label of the page lists all their speeds.
     """
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))

@@ -253,8 +253,9 @@ class Frame(msgspec.Struct, frozen=True):
     def send_delay_ns(self) -> Floats:
         """Delay in ns between the due time and the first send of each request, caused by the client.
 
-        Time in which a request waited because of `--concurrency` is not part of the delay. The delay is NaN for a
-        request that was not sent."""
+        If a request waited because of `--concurrency`, its delay begins only when the wait ends. The delay is NaN for a
+        request that was not sent.
+        """
         return self.first_sent_ns - np.fmax(self.due_ns, self.released_ns)
 
     @property
@@ -316,10 +317,10 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(lengths_us > 0, lengths_us, np.nan) / 1e6
 
     def sum_inside(self, amounts: Floats) -> float | None:
-        """Return the sum of `amounts` over the complete requests that ended inside the window. `amounts` has a value
-        per row.
+        """Return the sum of `amounts` over the complete requests that ended inside the window.
 
-        The result is None if one of these values is NaN, or if there is no such request.
+        `amounts` has one value per row. The result is None if one of the added values is NaN, or if no complete request
+        ended inside the window.
         """
         ended = self.measured & self.complete & self.within(self.end_ns)
         return float(amounts[ended].sum()) if ended.any() and not np.isnan(amounts[ended]).any() else None
@@ -359,9 +360,9 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def gap_counts(self) -> Integers:
-        """The number of gaps between the chunks of each row.
+        """The number of gaps between the chunks of each row: one less than the number of chunks.
 
-        The number is 0 for rows that the mask `sampled` does not select.
+        The number is 0 for rows without chunks, and for rows that the mask `sampled` does not select.
         """
         return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
 
@@ -377,8 +378,8 @@ class Frame(msgspec.Struct, frozen=True):
     def is_streamed(self) -> Booleans:
         """A mask of the responses whose first token arrived before their other tokens.
 
-        The mask excludes responses that arrived in one chunk of several tokens. For these responses, the time of the
-        first token is unknown.
+        The mask excludes responses of several tokens in one chunk, because the time of their first token is unknown. It
+        includes responses of a single token.
         """
         return (self.gap_counts > 0) | (self.output_tokens <= 1)
 
@@ -392,8 +393,9 @@ class Frame(msgspec.Struct, frozen=True):
     def token_gaps_s(self) -> Floats:
         """Return the inter-token latencies of all rows that the mask `sampled` selects, in seconds.
 
-        The samples are every gap between chunks, and a zero for each additional token of a chunk. Each row has one
-        sample per token after the first token: first its gaps, then its zeros.
+        Each row has one sample per token after its first token. For the first token of a chunk, the sample is the gap
+        since the previous chunk. For every further token of a chunk, the sample is 0. The gaps of a row precede its
+        zeros.
         """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])
@@ -717,12 +719,12 @@ def _tokens_of(records: Sequence[Record], chunks: ChunkLists, offsets: Integers)
 
 
 def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
-    """Return three Boolean columns with one row per Record.
+    """Return three Boolean columns about the tokens of the Records, with one row per Record.
 
-    - The first column is True if the token counts of the chunks are unknown.
-    - The second column is True if the server reported the output length.
-    - The third column is True if the server generated hidden tokens, or if the stream contradicts the server's total.
-      The tokens of such a response must be computed by `streamed_tokens`, even if the sum over its chunks equals the
+    - First column: True if the token counts of the chunks are unknown.
+    - Second column: True if the server reported the output length.
+    - Third column: True if the server generated hidden tokens, or if the stream contradicts the server's total. The
+      tokens of such a response must be computed by `streamed_tokens`, even if the counts of its chunks add up to the
       total.
     """
 

@@ -32,9 +32,10 @@ def class_indices(ids: Integers, traffic: Sequence[TrafficFacts]) -> NDArray[np.
 def label_rows(frame: Frame, header: Header) -> Frame:
     """Return the Frame with the class of traffic, the model and the replica of each row.
 
-    The class follows from the id of the request and the header. A Record names its model only if it is not the default
-    model of the run or of the class. Otherwise the name comes from the header. Requests that no replica answered are
-    grouped under NO_REPLICA.
+    - Class of traffic: the header and the id of the request determine the class.
+    - Model: a Record names its model only if it is not the default model of the run or of the class. Otherwise the name
+      comes from the header.
+    - Replica: requests that no replica answered are grouped under NO_REPLICA.
     """
     if frame.replicas is not None:
         frame = replace(frame, replicas=frame.replicas.renamed({"": NO_REPLICA}))
@@ -114,10 +115,10 @@ def _selected(labels: RowLabels | None, rows: Booleans) -> RowLabels | None:
 
 
 def _outcomes(frame: Frame, rows: Booleans) -> dict[Outcome, OutcomeCount]:
-    """Count the outcomes of the rows that a mask selects.
+    """Return the number of selected rows with each outcome. The mask `rows` selects the rows.
 
-    A row of a Frame does not store its outcome, but an index into the keys of `frame.outcomes`. The result therefore
-    contains the same keys in the same order, even if no selected row has the outcome.
+    A row of a Frame does not store its outcome, but an index into `frame.outcomes`. The result therefore contains all
+    of these outcomes in the same order, even those that no selected row has.
     """
     index, ids = frame.outcome_index[rows], frame.id[rows]
     counts = np.bincount(index, minlength=len(frame.outcomes))

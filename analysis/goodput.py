@@ -80,11 +80,11 @@ def add_part_goodput(run: Run, frame: Frame, summary: Summary, bounds: Sequence[
 
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
-    """Return the bound scale of each request: max(latency / bound) over all bounds.
+    """Return the bound scale of each request: the smallest factor at which the request meets all bounds.
 
-    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. The
-    bound scale is infinite for a request that is not complete, and for a response without an answer if a bound is on
-    the answer.
+    If all bounds are multiplied by this factor, the request just meets them. The bound scale is therefore max(latency /
+    bound) over all bounds. It is infinite for a request that is not complete. It is also infinite for a response
+    without an answer, if a bound is on the answer.
     """
     result = np.zeros(len(frame))
     if any(bound.figure in UNTIL_ANSWER for bound in bounds):
@@ -108,10 +108,10 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Scale the bounds by the smallest factor at which at least the share `share` of the requests meets them.
+    """Return the bounds, multiplied by the smallest factor at which the share `share` of the requests meets them.
 
-    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). Return None if too few requests are
-    complete.
+    `ordered` contains the bound scales of all requests in ascending order. The bound scale of a request is the smallest
+    factor at which this request meets the bounds (see `bound_scale`). Return None if too few requests are complete.
     """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):

@@ -369,8 +369,9 @@ def roofline_points(
 ) -> dict[str, list[float]]:
     """Return three points of a roofline: FLOP per byte (`x`), and FLOP/s in multiples of `unit` (`y`).
 
-    Left of the second point, memory is the limit and the line rises. Right of the second point, compute is the limit
-    and the line is flat. `left_end` is the first point's FLOP per byte.
+    `flops_per_s` and `bytes_per_s` are the peak rates of compute and memory. Left of the second point, memory is the
+    limit and the line rises. Right of the second point, compute is the limit and the line is flat. `left_end` is the
+    first point's FLOP per byte.
     """
     edge = flops_per_s / bytes_per_s
     intensities = [left_end, edge, max(4096.0, 4 * edge)]

@@ -66,10 +66,10 @@ def notes(sizes: Mapping[str, str]) -> list[str]:
 
 
 def accuracy_lines(bounds: Labelled) -> list[str]:
-    """Return one sentence per GPU about the errors of predicted kernel durations, compared with measured durations.
+    """Return one sentence per GPU that says how far predicted kernel durations are from measured durations.
 
-    The errors include measurements in all number formats. The measured kernels are those of serving dense models. For
-    training and for mixtures of experts, the only sentence says that their kernels are not validated.
+    The sentences cover the kernels of serving dense models, in all number formats together. For training and for
+    mixtures of experts, the only sentence says that their kernels are not validated.
     """
     from loadgen.servers.hardware.validation import describe, kernel_accuracies
 
@@ -119,11 +119,11 @@ def _phase_text(bounds: Labelled, phase: str, size: str) -> str:
 
 
 def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
-    """Return rows with the ridge of the roofline on each GPU: the arithmetic intensity from which compute is the limit.
+    """Return rows with the ridge of each GPU: the arithmetic intensity from which compute is the limit.
 
-    The keys are the names of the rows. The ridge depends on the number format in which a kernel computes. The first row
-    contains the ridges of the first kernel. Kernels with other ridges get further rows, named after the first kernel
-    with these ridges.
+    The keys are the names of the rows. A GPU has a different ridge for each number format in which a kernel may
+    compute. The first row contains the ridges of the first kernel. If a later kernel has other ridges, a further row is
+    added, which is named after this kernel.
     """
     by_name: dict[str, list[str]] = {}
     for same in _kernels(bounds, phase):
@@ -136,7 +136,8 @@ def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
 def share_rows(bounds: Labelled, phase: str) -> dict[str, list[str]]:
     """Return the rows of the table of kernel time: for each resource, one cell per GPU.
 
-    The cell is the share of the time in kernels that are bound by this resource, such as memory.
+    A resource is compute, memory or latency. The cell contains the share of the kernel time in which this resource is
+    the limit.
     """
     first = next(iter(bounds.values())).shares[phase]
     return {name: [f"{100 * item.shares[phase][name]:.0f}%" for item in bounds.values()] for name in first}
@@ -195,10 +196,10 @@ def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[st
 
 
 def _table(bounds: Labelled, phase: str, size: str) -> Any:
-    """Return the table of the arithmetic intensities of all kernels.
+    """Return the table of the arithmetic intensities (FLOPs per byte) of all kernels of a phase, such as `prefill`.
 
-    Under each intensity, the table shows the smallest size from which the kernel is bound by compute. `size` is the
-    unit of these sizes.
+    Under each intensity, the table shows the smallest size from which compute is the limit of the kernel. An example of
+    a size is the number of tokens in a batch. `size` is the unit of the sizes.
     """
     from loadgen.analysis.report import ColumnKind, TableCell
     from loadgen.analysis.report.tables import number_columns, table
@@ -308,11 +309,11 @@ def _grid_chart(bounds: Labelled, phase: str) -> dict[str, Any]:
 
 
 def _cell_colour(kernel: KernelBound) -> str:
-    """Return the colour of a cell of the grid, which shows the resource that binds the kernel.
+    """Return the colour of the grid cell of `kernel`, which shows the resource that limits the kernel.
 
-    Compute, memory and latency have different colours. For compute and memory, the opacity of the colour grows with the
-    share of this resource in the sum of the compute time and the memory time. For latency, the opacity is always the
-    lowest.
+    Compute, memory and latency have different colours. For compute and memory, the opacity shows how clearly the
+    resource is the limit: it grows with the share of this resource in the sum of the compute time and the memory time.
+    For latency, the opacity is always the lowest.
     """
     shares = {"compute": kernel.compute_share, "memory": 1 - kernel.compute_share, "latency": 0.5}
     opacity = LOWEST_OPACITY + (HIGHEST_OPACITY - LOWEST_OPACITY) * max(0.0, 2 * shares[kernel.bound] - 1)

@@ -32,11 +32,11 @@ ALL_MEMORY = 1.0
 
 
 class HardwareLimit(msgspec.Struct, kw_only=True):
-    """The hardware limit for the measured load.
+    """The hardware limit for the measured load: the best throughput and latency that the GPUs allow.
 
-    The limit assumes that compute, memory and network run at the rates of the data sheet. Rates and times in this
-    object are measured by the clock of the run's server, like the measured figures. The clock of a simulated server may
-    run faster than real time.
+    The limit assumes that compute, memory and network run at the rates of the data sheet. All rates and times in this
+    object refer to the clock of the run's server, like the measured figures. The clock of a simulated server may run
+    faster than real time.
     """
 
     gpu: str
@@ -197,9 +197,13 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 def _hardware(run: Run) -> _Hardware | None:
     """Return the GPUs and the model of a run, or None if they are unknown.
 
-    The GPUs count as unknown if the value of `--gpu-model` is not valid, or if the GPUs in use are of different models.
-    The same applies if a simulated server does not use all of its GPUs for one tensor-parallel group, for example
-    because it has a pipeline.
+    A simulated server states them. For a real server, the GPUs come from `--gpu-model` or from the telemetry of the
+    GPUs. They count as unknown in these cases:
+
+    - The value of `--gpu-model` is not valid.
+    - According to the telemetry, the GPUs in use are of different models.
+    - A simulated server does not use all of its GPUs for one tensor-parallel group, for example because it has a
+      pipeline.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")

@@ -63,9 +63,10 @@ def sentences(dissection: Dissection) -> list[str]:
 
 
 def _speed_up_text(accuracy: str) -> str:
-    """Return a text on the accuracy of a speed-up, which was measured as a ratio of TPOT and not of throughput.
+    """Return a text on the accuracy of a speed-up.
 
-    `accuracy` is the formatted accuracy, or `not validated`.
+    `accuracy` is the formatted accuracy, or `not validated`. The accuracy was measured for ratios of TPOT and not of
+    throughput, and the text says so.
     """
     return accuracy if accuracy == "not validated" else f"TPOT ratio at the same TP and load {accuracy}"
 
@@ -97,9 +98,9 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
     """Return a table of gains, with one column per step and one row per kind of factor, such as number formats.
 
-    A step leads from one GPU to the next. A gain is the growth of the speed that the factors of one kind cause in one
-    step. The gain depends on the order in which all factors are applied, so each cell contains the geometric mean over
-    all orders. The last column contains the product of all steps, and the last row contains the speed-up.
+    A step leads from one GPU to the next. A gain is the ratio by which the factors of one kind increase the speed in
+    one step. This ratio depends on the order in which all factors are applied, so each cell contains the geometric mean
+    over all orders. The last column contains the product of all steps, and the last row contains the whole speed-up.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)
@@ -112,10 +113,10 @@ def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
 
 
 def _kind_gain(dissection: Dissection, kind: str) -> float:
-    """Return how much the factors of one kind, such as number formats, increase the speed together.
+    """Return by which factor the changes of one kind, such as number formats, increase the speed together.
 
-    The result is the product of their mean gains. The mean gain of a factor is the geometric mean over all orders in
-    which the factors may be applied.
+    The changes are the factors of `dissection`. The gain of a factor depends on the order in which the factors are
+    applied, so its geometric mean over all orders is used. The result is the product of these means.
     """
     return math.prod(factor.share for factor in dissection.factors if factor.kind == kind)
 
@@ -186,11 +187,11 @@ def _cards(dissections: Sequence[Dissection]) -> list[Any]:
 
 
 def _chart_data(dissection: Dissection) -> dict[str, Any]:
-    """Return the values of the chart, in which each factor is a bar from the speed without it to the speed with it.
+    """Return the values of the chart that shows the effect of each factor as a bar.
 
-    `up` contains the bars of factors with a gain of 1 or more, and `down` contains the other bars. In both, `x`
-    contains three entries per bar: its two ends, and None, which separates it from the next bar. `end` contains the
-    larger end of each bar.
+    A bar extends from the speed without the factor to the speed with it. `up` contains the bars of factors with a gain
+    of 1 or more, and `down` contains the other bars. In both, `x` contains three entries per bar: its two ends, and
+    None, which separates it from the next bar. `end` contains the larger end of each bar.
     """
     factors = dissection.factors
     up: dict[str, list[Any]] = {"x": [], "y": []}

@@ -51,9 +51,10 @@ def describe_metrics(
 ) -> Distributions:
     """Return the distribution of each metric, by metric name.
 
-    `gap_metrics` returns distributions that are already known (`start_gap_metrics`). It is called after the other
-    metrics have been described. If every chunk holds one token, the inter-token latency (ITL) and the inter-chunk
-    latency (ICL) have the same samples. Their distribution is then computed only once.
+    `gap_metrics` returns distributions that a second process computes (`start_gap_metrics`). It may have to wait for
+    this process, so it is called after the other metrics have been described. If every chunk holds one token, the
+    inter-token latency (ITL) and the inter-chunk latency (ICL) have the same samples. Their distribution is then
+    computed only once.
     """
     sorted_metrics = [metric for metric in metrics if metric.zero_counts(frame) is None]
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
@@ -95,10 +96,10 @@ def sorted_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
 
 
 def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Distribution:
-    """Return the distribution of the gaps between chunks, computed block by block.
+    """Return the distribution of the gaps between chunks and of additional samples with the value 0.
 
-    In addition to its gaps, row i contributes `zeros[i]` samples with the value 0. `ranked` contains the gaps without
-    these samples.
+    `zeros[i]` is the number of additional samples in row i. `ranked` contains the gaps without these samples. The gaps
+    are processed block by block, because there are too many to sort.
     """
     gaps, ordered = frame.gap_counts, ranked.with_zeros(int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)
@@ -129,7 +130,10 @@ def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Dis
 
 
 def _largest_ns_within(bound_s: float) -> int:
-    """Return the largest integer number of ns that is at most `bound_s` when converted to seconds as a float64."""
+    """Return the largest integer number of ns that does not exceed `bound_s`.
+
+    The comparison is made after the number was converted to seconds as a float64.
+    """
     nanoseconds = math.ceil(bound_s * NS_PER_S) + 1
     while nanoseconds / NS_PER_S > bound_s:
         nanoseconds -= 1

@@ -8,10 +8,14 @@ requests that waited in it.
 Over a whole run, the law is exact if L counts only complete requests. Incomplete requests in flight are counted
 separately.
 
-A shorter window cuts about L requests at each end: these began before the window or ended after it. In lambda W, a cut
-request counts with its full latency, whose mean is E[W]. In L, it counts only with its time inside the window. A
-request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. Let T be the length of
-the window, and W_max the latency of its slowest request. The tolerated difference is then
+In a shorter window, the law holds only approximately. About L requests are in flight at each end of the window, so they
+are partly inside and partly outside:
+
+- In lambda W, such a request counts with its full latency, which is E[W] on average.
+- In L, it counts only with its time inside the window. The mean remaining latency of a request that is in flight at a
+  random instant is E[W^2] / (2 E[W]).
+
+Let T be the length of the window, and W_max the latency of its slowest request. The tolerated difference is then
 
     0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 

@@ -74,7 +74,10 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def timed(self) -> bool:
-        """True if the values are times in seconds, so that a bound has a unit of time."""
+        """True if the values are in seconds or in seconds per token.
+
+        A bound on such a metric needs a unit of time, as in `ttft < 500ms`.
+        """
         return self.unit in ("s", "s/token")
 
     def rows(self, frame: Frame) -> Floats:
@@ -93,9 +96,11 @@ class Metric(msgspec.Struct, frozen=True):
         """Return, for each row, how many samples are known to be 0, or None if the caller must sort all samples.
 
         An inter-token latency is 0 for each token that arrived in the same chunk as the previous token. A metric per
-        chunk has no such samples, so the result is 0 for every row. If there are many samples, counting the zeros is
-        much faster than sorting them together with the gaps between chunks. The result is None if there are few
-        samples, or if a gap is negative.
+        chunk has no such samples, so its result is 0 for every row.
+
+        If there are many samples, counting the zeros is much faster than sorting them together with the gaps between
+        chunks. The result is None if counting has no advantage or is not possible: for a metric that does not measure
+        gaps, for few samples, or if a gap is negative.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
@@ -119,10 +124,11 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """Return the part of a run before the drain: the window from the first send to the start of the drain.
+    """Return the part of a run before the drain, as a window.
 
-    The drain is the end of a run, when fewer than a tenth of the sent requests are still in flight. Return None if the
-    measurement window is only a part of the run, or if no request has ended.
+    The drain is the end of a run, when fewer than a tenth of the sent requests are still in flight. The result begins
+    with the first send and ends with the start of the drain. Return None if the measurement window is only a part of
+    the run, or if no request has ended.
     """
     from loadgen.analysis.frame import Window
 
@@ -153,10 +159,10 @@ def _skew_s(frame: Frame) -> float | None:
 
 
 def _per_second_inside(amounts: Floats, frame: Frame) -> float | None:
-    """Return a rate: the sum of `amounts` over the complete requests that ended in the window, per second of the
-    window.
+    """Return a rate: the sum of `amounts` over the complete requests that ended in the window, per second.
 
-    Return None if `Frame.sum_inside` returns no sum.
+    `amounts` has one value per row of the frame. The sum is divided by the length of the window. Return None if
+    `Frame.sum_inside` returns no sum.
     """
     total = frame.sum_inside(amounts)
     return None if total is None else _per_second(total, frame)

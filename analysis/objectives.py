@@ -122,10 +122,10 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds of --goodput multiplied by a factor, so that a given share of the requests meets the resulting bounds.
+    """Bounds that a given share of the requests would have met, for example 90% of them.
 
-    The factor is as small as possible. For example, 90% of the requests would have met bounds that are 1.3 times as
-    large, but not smaller bounds.
+    These are the bounds of --goodput, multiplied by the smallest factor at which the share is reached. With a factor of
+    1.3, 90% of the requests would have met bounds that are 1.3 times as large, but not smaller bounds.
     """
 
     scale: float
@@ -268,8 +268,8 @@ class ByLatency(dict[str, Description]):
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
     """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
 
-    `option` is the command-line option that has the objectives. Its objectives must cover all requests, and its runs
-    are too short to measure a drift.
+    `option` is the command-line option with the objectives. These objectives must cover all requests, and the runs that
+    they judge are too short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:
@@ -334,9 +334,10 @@ def _request_bound(text: str) -> Objective:
 
 
 def _similar_bound(text: str) -> str:
-    """Return a suggestion for a mistaken bound of --goodput, or an empty string if no latency has a similar name.
+    """Return the end of an error message that suggests a bound for --goodput, such as `; did you mean ttft?`.
 
-    `text` is the name in the user's bound, which is not a latency of single requests.
+    `text` is the name in the user's bound, which is not a latency of single requests. The result is empty if no latency
+    has a similar name.
     """
     from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
     name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)

@@ -62,10 +62,14 @@ def _are_distinct(ids: Integers) -> bool:
 
 
 def _middle(main: Path) -> int | None:
-    """Return the offset in bytes of a line in the middle of a run file, or None if one process must read the file.
+    """Return the byte offset of a line in the middle of a run file, or None if one process must read the file.
 
-    One process reads small files, and runs that are in progress or were killed. One process also reads the file on a
-    machine with one CPU core, and if this process has several threads, because such a process cannot be forked safely.
+    One process reads the file in these cases:
+
+    - The file is small, or a line in its middle is very long.
+    - The run is in progress or was killed, or it has files of Records.
+    - The machine has one CPU core.
+    - This process has several threads. Such a process cannot be forked safely.
     """
     if not can_fork() or not main.is_file():
         return None

@@ -42,10 +42,13 @@ def predict(
 ) -> list[Predicted]:
     """Return the predicted figures with their 95% intervals. A figure that is missing in any simulation is left out.
 
-    `central` contains the figures of a simulation with the fitted constants. Each item of `draws` contains the figures
-    of a simulation with randomly drawn constants. `residual` contains the relative errors of the fit, by figure
-    (`ttft.p99`), latency (`ttft`) or `rate`; the most specific one is used. `run_variation` is the largest relative
-    difference between runs of one server. A figure with the value v in `central` has the interval from v / f to v * f:
+    - `central`: the figures of a simulation with the fitted constants.
+    - `draws`: one item per simulation with randomly drawn constants, which contains the figures of this simulation.
+    - `residual`: the relative errors of the fit, by figure (`ttft.p99`), latency (`ttft`) or `rate`. The most specific
+      one is used.
+    - `run_variation`: the largest relative difference between runs of one server.
+
+    A figure with the value v in `central` has the interval from v / f to v * f:
 
         f = exp(1.96 * sqrt(mean(log(draw / v)**2) + residual**2 + (run_variation / 1.96)**2))
     """

@@ -79,10 +79,11 @@ def find_answered(frame: Frame, share_interval: Callable[[int, int], tuple[float
 
 
 def reasoning_phases(frame: Frame) -> Phases:
-    """Return the two phases of each response of a Frame.
+    """Return the two phases of each response of a Frame: the reasoning and the answer.
 
-    If the token count of each chunk is unknown, tokens are spread evenly over the chunks of a phase. The reasoning then
-    has the number of tokens that the server reports, and the answer has the remaining tokens.
+    Normally, the tokens of a phase are those in its chunks. If the token count of each chunk is unknown, the reasoning
+    has the number of tokens that the server reports, and the answer has the remaining tokens. In this case, the tokens
+    of a phase are spread evenly over its chunks.
     """
     shape = (3, len(frame))
     reasoning, answer = Phase(*np.full(shape, np.nan)), Phase(*np.full(shape, np.nan))

@@ -210,10 +210,11 @@ def _window_of(series: WindowSeries, record: CommandRecord) -> int:
 
 
 def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[RecoveredFigure | None]:
-    """Return, for each command, how one figure recovered after it. None means that the recovery cannot be judged.
+    """Return, for each command in `started`, how one figure recovered after it.
 
-    The values of the figure before the first command count as normal. After a command, the values count as normal again
-    once the figure has recovered. A window without a value never counts as normal.
+    An element of the result is None if the recovery cannot be judged. A figure has recovered when its values are normal
+    again. Normal values are those before the first command, and those between the recovery from a command and the next
+    command. A window without a value is ignored.
     """
     values = figure.series.values
     known = ~np.isnan(values)
@@ -270,9 +271,13 @@ def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
     """Return the limit of the normal range of a figure. A figure beyond this limit is disturbed.
 
     `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
-    the command. The limit is a prediction limit (see the docstring of this module), but at least MARGIN times the
-    median of `normal` beyond the worst value in `normal`. If larger values of the figure are better, the limit may be 0
-    or less. The figure is then never beyond the limit.
+    the command. There are two candidates for the limit:
+
+    - The prediction limit, which the docstring of this module explains.
+    - The worst value in `normal`, plus or minus MARGIN times the median of `normal`.
+
+    The candidate that is farther from the normal values is the limit. If larger values of the figure are better, the
+    limit is a minimum, and may be 0 or less. The figure is then never beyond it.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

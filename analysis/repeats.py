@@ -160,11 +160,13 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
     """Return `figure` with corrections to its interval, and with `thin` set for percentiles from too few samples.
 
+    `name` is the name of the figure, and `summaries` are the summaries of its runs.
+
     - Every figure: the interval does not extend below 0, because no figure is negative.
     - Percentile: if at least one run has too few samples, `thin` is set.
-    - Share: the interval is limited to 0 to 1. The interval of a share of requests is also widened to at least the
-      exact binomial interval over the requests of all runs (Clopper and Pearson). This matters if all runs have similar
-      results by chance.
+    - Share: the interval does not extend above 1.
+    - Share of requests: the interval is also widened to at least the exact binomial interval over the requests of all
+      runs (Clopper and Pearson). Otherwise, runs with similar results by chance would give too narrow an interval.
     """
     if any(is_thin(summary, name) for summary in summaries):
         figure = msgspec.structs.replace(figure, thin=True)

@@ -165,7 +165,10 @@ def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | N
 
 
 def _with_folded_caption(chart: ChartRef) -> ChartRef:
-    """Return the chart with its caption moved into the folded data table. The caption has a sentence per repeat."""
+    """Return the chart with its caption moved into the folded part, which the page hides until the reader clicks it.
+
+    The caption has a sentence per repeat, so it is long.
+    """
     return replace(chart, caption=[], folded=[*chart.caption, *chart.folded])
 
 
@@ -178,8 +181,9 @@ def _unfolded(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _first_command(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks with the command and the settings of the first repeat, whose command runs all repeats.
+    """Return the blocks with the command and the settings of the first repeat.
 
-    `blocks` contains the name, the command and the settings of each repeat.
+    `blocks` contains the name, the command and the settings of each repeat. The command of the first repeat runs all
+    repeats, so the page needs no other command.
     """
     return list(blocks[1:3])

@@ -82,14 +82,14 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 
 
 def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
-    """Return True if one replica is slower than the other in most of the run.
+    """Return True if the slower replica is slower than the faster one in most of the run.
 
-    The requests are divided, in order of time, into intervals of equal size. An interval has at least
-    REQUESTS_PER_INTERVAL requests of each replica on average. In each interval with requests of both replicas, a rank
-    sum compares the replicas.
+    `faster` and `slower` select the requests of the two replicas. The requests are divided, in order of time, into
+    intervals with equal numbers of requests. An interval has at least REQUESTS_PER_INTERVAL requests of each replica on
+    average. In each interval with requests of both replicas, a rank sum compares their TTFTs.
 
-    A pause of a replica makes many of its requests slow, but only in some intervals. Therefore, the share LEFT_OUT of
-    the intervals is left out: those with the largest disadvantage of the slower replica. The rank sums of the other
+    A pause of a replica makes many of its requests slow, but only in some intervals. The intervals with the largest
+    disadvantage of the slower replica are therefore left out. Their share is LEFT_OUT. The rank sums of the other
     intervals are combined by the test of van Elteren, "On the combination of independent two sample tests of Wilcoxon",
     1960.
     """
@@ -117,10 +117,13 @@ def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slo
     """Return True if one replica is slower than the other for requests with an equal load.
 
     The load of a request is the number of requests in flight at its replica when the request was sent. `faster` and
-    `slower` select the requests of the two replicas. For each load, a rank sum compares their TTFTs. Consecutive
-    requests are not independent, so the variance of the sum is estimated from blocks of consecutive requests. The
-    p-value of the sum is multiplied by the number of pairs of replicas (Bonferroni), because the two replicas are the
-    fastest and the slowest of all.
+    `slower` select the requests of the two replicas, and `ttft_s` contains the TTFT of each request. For each load, a
+    rank sum compares the TTFTs of the two replicas. The sums of all loads are added. Two corrections are made:
+
+    - Consecutive requests are not independent, so the variance of the sum is estimated from blocks of consecutive
+      requests.
+    - The two replicas were chosen as the fastest and the slowest of all, so the p-value is multiplied by the number of
+      pairs of replicas (Bonferroni).
 
     If too few requests of the two replicas have equal loads, the comparison is not possible. The result is then True,
     because loads that differ during almost the whole run are not due to chance.
@@ -158,7 +161,8 @@ def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slo
 def _met_in_flight(frame: Frame, rows: Booleans) -> Integers:
     """Return how many requests were in flight at a replica when each of the requests in `rows` was sent to it.
 
-    All requests of the replica count, including failed ones and those that are not compared.
+    `rows` selects requests of one replica. All requests of this replica count as in flight, including failed requests
+    and requests that `rows` does not select.
     """
     assert frame.replicas is not None
     replica = frame.replicas.index[int(np.flatnonzero(rows)[0])]

@@ -1,8 +1,10 @@
 """Counts the requests of a run by state and error kind, with examples of error messages.
 
 A request is `rejected`, not `failed`, if a server or a proxy was too busy to accept it. The request itself was valid
-and may succeed a second later. Older versions of loadgen recorded such requests as failed. In their run files, these
-requests still count as failed, because readers use the recorded state.
+and may succeed a second later.
+
+Older versions of loadgen recorded such requests as failed. In the results of these older runs, they still count as
+failed, because the recorded state is used.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ VARIABLE_PARTS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """Return the number of measured requests by state and by error kind.
 
-    In the result, `unrecorded` is the number of planned requests without a Record, in a run that was killed.
+    If the run was killed, some planned requests have no Record. Their number is `unrecorded` in the result.
     """
     plan = run.header.plan
     # With a planned duration, or with sessions from a file, the planned number of requests is unknown.

@@ -1,10 +1,13 @@
 """Detects that TTFT forms two separate groups, as it does behind a URL with a fast and a slow replica.
 
-Means and percentiles over such a run describe neither group. TTFT also forms two groups if the server computes one
-batch of requests after another. The requests of one group were then sent or served completely before those of the other
-group. If a load balancer distributes the requests to replicas, the two groups alternate or are mixed at random. Two
-tests distinguish these cases: the groups must be far apart, and their order in time must look like that of a random or
-alternating choice.
+Means and percentiles over such a run describe neither group. Two tests detect it:
+
+- The two groups must be far apart.
+- The order of fast and slow requests in time must be random or alternating. A load balancer causes such an order when
+  it distributes the requests to replicas.
+
+The second test excludes another cause of two groups: a server that computes one batch of requests after another. The
+requests of one group are then sent or served completely before those of the other group.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def find_groups(run: Run, frame: Frame) -> ResponseGroups | None:
     """Return the two groups that the TTFTs of a run form, or None if there are no two separate groups.
 
     Return None also if the requests share prefixes, or differ in length, turn, model or class of traffic. Such requests
-    take different times, and the groups would not be a finding about the server.
+    have different TTFTs on any server, so the groups would not be a finding about the server.
     """
     different = any(workload.has_own_lengths or workload.shares_prefixes for workload in run.header.workloads)
     different = different or frame.classes is not None or bool((frame.turn > 0).any())
@@ -93,10 +96,14 @@ def _widest_gap(ordered: Floats) -> float | None:
 
 
 def _changes_z(slow: np.ndarray) -> float:
-    """Return the z-score of the number of runs (sequences of equal values) in `slow` (Wald and Wolfowitz, 1940).
+    """Return a z-score that shows in which order the True and False values of `slow` occur.
 
-    The score is about 0 if the values are in random order, and positive if they alternate. It is very negative if all
-    values of one group precede all values of the other group.
+    A run is a sequence of equal values. The score compares the number of runs with the number that is expected for a
+    random order (Wald and Wolfowitz, 1940):
+
+    - About 0: the order is random.
+    - Positive: the values alternate.
+    - Very negative: all values of one group precede all values of the other group.
     """
     ones, zeros = int(slow.sum()), int((~slow).sum())
     total = ones + zeros

@@ -81,11 +81,11 @@ def _tool_share(tool_ns: NDArray[Any], makespan_s: NDArray[Any]) -> float | None
 
 
 def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
-    """Return the requested and the actual delays between requests of a session.
+    """Return the requested and the actual delays between the requests of sessions that are graphs.
 
     An edge leads from one request to a second request. The second request is not due before a given delay after the end
-    (or the start) of the first request. If several edges lead to a request, the edge whose delay ends last decides when
-    the request is due. The result covers only these deciding edges.
+    (or the start) of the first request. If several edges lead to a request, the request is due when the last of these
+    delays is over. The distributions in the result cover only the edge with this last delay.
     """
     order = np.argsort(frame.id)
     ids = frame.id[order]

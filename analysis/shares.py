@@ -53,9 +53,10 @@ def _valid_outputs(figures: ResponseFigures) -> Counts:
 
 
 def _answered(figures: ResponseFigures) -> Counts:
-    """Return two counts: the responses that reached an answer, and all complete responses.
+    """Return two counts: the complete responses that reached an answer, and all complete responses.
 
-    Both are 0 if no response has reasoning.
+    A response that begins with reasoning may end before its answer begins. Both counts are 0 if no response has
+    reasoning.
     """
     return (figures.answered.answered, figures.answered.responses) if figures.answered else (0, 0)
 

@@ -144,10 +144,11 @@ def judge(
 
 
 def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: float) -> ObjectiveVerdict:
-    """Return the verdict on an objective whose bound applies to the drift of a figure.
+    """Return the verdict on an objective that limits the drift of a figure, such as `ttft.p99 drift < 5%/h`.
 
-    `part` is the part of the run that the objective judges, or None if the run has no such part. `confidence` is the
-    confidence of the drift's interval.
+    `part` is the part of the run that the objective judges. If `part` is None or has no such figure, the verdict is
+    `fail`. `confidence` is the confidence of the drift's interval. The verdict is `inconclusive` if only one end of
+    this interval meets the bound, or if the run is too short to measure the drift.
     """
     verdict: Literal["pass", "fail", "inconclusive"] = "inconclusive"
     first_bad_s = None
@@ -320,13 +321,15 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
     """Return the measured figure of an objective on a latency, with its interval and `requests_needed`.
 
-    `requests_needed` is the number of requests that would make the interval so narrow that the bound lies outside it.
+    `requests_needed` is the number of requests for a clear verdict: the interval would be so narrow that the bound lies
+    outside it. Return None if no request has the latency.
 
     - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of the samples is below the bound. `requests_needed` is therefore the number of
-      requests needed to show whether the share is above or below p.
+      bound if at least the share p of all samples is below the bound. `requests_needed` is therefore the number of
+      requests that would show whether this share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).
+    - Minimum or maximum: there is no interval, because the figure describes only this run.
     """
     metric, bound = LATENCIES[objective.figure], objective.bound
     samples, offsets = metric.values(frame), metric.groups(frame)

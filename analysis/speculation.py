@@ -57,9 +57,9 @@ def find_speculation(
 ) -> Speculation | None:
     """Return the acceptance of draft tokens, or None if the server does not report it or drafts no tokens.
 
-    The sources are the responses, then `counters`, then the gauges of the server. The first source that states the
-    acceptance length is used, or else the first source with any figure. `counts_prefill` is True if the server's number
-    of steps includes the prefill of each request.
+    There are three sources, in this order: the responses in `frame`, the server's `counters`, and the server's gauges
+    (`gauge`). The first source that states the acceptance length is used. If no source states it, the first source with
+    any figure is used. `counts_prefill` is True if the server's number of steps includes the prefill of each request.
     """
     sources = (
         _from_responses(frame),

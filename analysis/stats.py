@@ -71,11 +71,13 @@ BUCKETS_PER_OCTAVE = 4
 
 
 def describe(samples: Floats, offsets: Integers | None = None, ordered: Floats | None = None) -> Distribution:
-    """Return the mean, the standard deviation, the extremes and the percentiles of samples.
+    """Return the mean, the standard deviation, the extremes and the percentiles of `samples`.
 
-    The field `thin` of the result lists percentiles from too few samples. If a request may have several samples,
-    `offsets` delimits the samples of each request (as in Frame). Samples of one request are similar, so the intervals
-    become wider. `ordered` contains the samples in ascending order, if the caller has them.
+    The field `thin` of the result lists percentiles from too few samples. `ordered` contains the samples in ascending
+    order, if the caller has already sorted them.
+
+    If a request may have several samples, `offsets` delimits the samples of each request (as in Frame). Samples of one
+    request resemble each other, so the confidence intervals are wider than those of independent samples.
     """
     count = len(samples)
     if count == 0:
@@ -160,8 +162,9 @@ def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
     The minimum is 11 for p50, 64 for p90, 130 for p95, 662 for p99 and 6636 for p99.9. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99% confidence): the result is the smallest n for which fewer than two of
-    n samples lie beyond the quantile with a probability of at most 1%. With q = share, this probability is
+    (mlcommons/inference, early stopping, at 99% confidence): at least two samples should lie beyond the quantile. The
+    result is the smallest sample size n for which the probability of fewer than two such samples is at most 1%. With q
+    = share, this probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """
@@ -291,9 +294,10 @@ def student_quantile(share: float, degrees_of_freedom: float) -> float:
 def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
     """Return the statistic and the p-value of a one-sample Kolmogorov-Smirnov test of values with limited resolution.
 
-    Each value of the sample is only known to lie in a range. `below` and `above` are the reference distribution
-    function at the lower and at the upper ends of these ranges, in ascending order. If both arrays are equal, this is
-    the ordinary test. For n sorted values with the indices i = 1 to n, the statistic is
+    Each value of the sample is only known to lie in a range. The test compares the sample with a reference
+    distribution. `below` contains the distribution function of the reference at the lower ends of these ranges, and
+    `above` contains it at the upper ends, both in ascending order. If both arrays are equal, this is the ordinary test.
+    For n sorted values with the indices i = 1 to n, the statistic is
 
         max(0, max(i / n - above_i), max(below_i - (i - 1) / n)).
 
@@ -343,12 +347,16 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
 
 
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
-    """Return the effective sample size for the `share`-quantile: the equivalent number of independent samples.
+    """Return how many independent samples would determine the `share`-quantile as exactly as `samples` do.
 
-    Without `offsets`, the samples are independent, so the effective size is the number of samples. With `offsets`,
-    which delimits groups of dependent samples, it is `F * (1 - F) / variance`. F is the share of samples that are at
-    most the quantile, and `variance` is its variance between groups, by `ratio_variance`. The source is Woodruff,
-    "Confidence intervals for medians and other position measures", 1952.
+    `ordered` contains the samples in ascending order. Without `offsets`, the samples are independent, so the result is
+    the number of samples. With `offsets`, the samples are divided into groups, and the samples of a group may depend on
+    each other. The result is then `F * (1 - F) / variance`:
+
+    - F: the share of samples that are at most the quantile.
+    - `variance`: the variance of F, estimated from the differences between groups (`ratio_variance`).
+
+    The source is Woodruff, "Confidence intervals for medians and other position measures", 1952.
     """
     if offsets is None:
         return len(samples)
@@ -357,7 +365,7 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def effective_group_size(within: Floats, counts: Integers) -> int:
-    """Return the effective sample size of samples in groups (see `effective_size`).
+    """Return the equivalent number of independent samples for one quantile of samples in groups (see `effective_size`).
 
     `counts` is the number of samples in each group. `within` is the number of samples in each group that are at most
     the quantile.
@@ -516,13 +524,17 @@ def check_delivery(
     - `due_ns`: time at which each request was due, in ns from the run's start.
     - `sent_ns`: time at which each request was sent, in ns from the run's start. None or NaN for a request that was not
       sent.
+    - `arrivals`: the arrival process as text, such as `poisson:20`.
+    - `load`: properties of the arrival process.
     - `released_ns`: time at which a request that waited because of `--concurrency` could be sent. NaN for requests that
       did not wait. The argument is None if no request waited.
 
-    The gaps (times between consecutive requests) are tested against the distribution of the arrival process. The gaps
-    between send times are not tested if requests waited, because the waits change their distribution. The test allows
-    for the resolution of each gap: 1 ns for due times, and the p99 of the send delays for send times. There is no test
-    if the resolution exceeds a tenth of the mean gap, because any load would pass.
+    Two tests compare the gaps between consecutive requests with the distribution of the arrival process: one for the
+    gaps between due times, and one for the gaps between send times. The second test is left out if requests waited,
+    because the waits change the distribution.
+
+    Each test allows for an error of every gap: 1 ns for due times, and the p99 of the send delays for send times. A
+    test is left out if this error exceeds a tenth of the mean gap, because any load would pass.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)
@@ -560,9 +572,10 @@ def _queue_wait(waits_s: Floats) -> QueueWait | None:
 
 
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
-    """Test the gaps between requests against the gamma distribution that `load` states for the arrival process.
+    """Test whether the gaps between requests have the gamma distribution that `load` states for the arrival process.
 
-    Return None if `load` states no gamma distribution, if there are too few gaps, or if their resolution is too coarse.
+    `resolution_s` is the maximum error of each gap in seconds. Return None if `load` states no gamma distribution, if
+    there are too few gaps, or if this error is too large for a test.
     """
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:

@@ -165,7 +165,8 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
     """Return a Window for a run that is measured as a whole.
 
-    The start and the end of this Window are only displayed. The figures are computed over `Frame.span_ns` instead.
+    `reason`, `steady` and `unsteady` are fields of the Window. Its start and its end are the first send and the last
+    end of a request. They are only displayed: the figures are computed over `Frame.span_ns`.
     """
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
@@ -216,10 +217,11 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Return a sentence on how the number of requests in flight differs between two halves of a run.
+    """Return a sentence that compares the mean numbers of requests in flight in the two halves of a run.
 
-    The halves are those of the time from `from_ns` to `to_ns`. The text is empty if they do not differ clearly, or if
-    this time is shorter than `residence_ns`, the median time that a request is in flight.
+    The halves are those of the time from `from_ns` to `to_ns`, and `steps` is the number of requests in flight over
+    time. The result is an empty string if the two means do not differ clearly. It is also empty if this time is shorter
+    than `residence_ns`, the median time that a request is in flight.
     """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""
@@ -246,12 +248,14 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
     """Return a sentence on the growth of TTFT if this growth shows a growing queue, otherwise an empty string.
 
-    This test finds large overloads, in which requests stay in flight so long that the number of requests in flight
-    cannot be tested over most of the run. Requests are due from `begins` to `ends`. This time is divided into quarters,
-    and the growth shows a growing queue if two conditions hold:
+    The time from `begins` to `ends`, in which requests are due, is divided into quarters. The growth shows a growing
+    queue if two conditions hold:
 
     - The mean TTFT rises from each quarter to the next, and does not level off in the last quarter.
     - The mean TTFT of the last quarter is more than QUEUE_SHARE times the time from `begins` to `ends`.
+
+    This test finds large overloads. In a large overload, requests stay in flight so long that the number of requests in
+    flight cannot be tested over most of the run.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]
@@ -309,18 +313,18 @@ def _batches(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float)
 def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
     """Return the number of requests that completed in each batch from `from_ns` to `to_ns` (see `_batch_edges`).
 
-    In a closed loop the number in flight is constant whatever the server does, so only completions can show a steady
-    state.
+    `residence_ns` is the median time that a request is in flight. The function is for closed loops. Their number of
+    requests in flight is constant whatever the server does, so only completions can show a steady state.
     """
     ended_ns = frame.end_ns[frame.measured & frame.complete]
     return np.histogram(ended_ns, _batch_edges(from_ns, to_ns, residence_ns))[0].astype(np.float64)
 
 
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
-    """Return the part of a step function between the times `begins` and `ends`.
+    """Return the part of the step function `steps` from the time `begins` to the time `ends`.
 
-    These times are the first and the last instant of the part. The last count occurs twice, so that there are as many
-    counts as instants.
+    These two times are the first and the last instant of the part. The last count is repeated at the time `ends`, so
+    that every instant has a count.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.counts[first - 1] if first else 0

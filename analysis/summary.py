@@ -105,8 +105,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
 class RemovedFigures(msgspec.Struct, kw_only=True):
     """Figures of one worker's requests that ended in one time window, and whose Records were removed.
 
-    A window lasts at least a minute, or as long as its file of Records if that is shorter. Windows of different workers
-    overlap. Latencies are those of complete requests. A latency is None if no request of the window has it.
+    Each removed file of Records is divided into windows of at least a minute. A file that covers less than a minute is
+    one window. Every worker has separate files, so windows of different workers overlap. Latencies are those of
+    complete requests. A latency is None if no request of the window has it.
     """
 
     worker: int
@@ -654,11 +655,14 @@ class TurnLatency(msgspec.Struct, kw_only=True):
 
 
 class EdgeFigures(msgspec.Struct, kw_only=True):
-    """Delays between requests of session graphs.
+    """Delays between the requests of session graphs: how long they should be, and how long they were.
 
-    An edge of a session graph says that one request is due a certain time after another request has ended or started.
-    One object covers either all edges after an end, or all edges after a start. A request with several edges becomes
-    due when the last of them is met. The distributions cover only this last edge of each request.
+    An edge of a session graph leads from one request to another. The second request is due a certain time after the
+    first request has ended, or after it has started. One object covers all edges after an end, or all edges after a
+    start.
+
+    If several edges lead to a request, the request is due when the last of these times is over. The distributions cover
+    only this last edge of each request.
     """
 
     after: str

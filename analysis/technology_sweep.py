@@ -205,9 +205,12 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
 def _cards(sweep: TechnologySweep) -> list[doc.Card]:
     """Return the cards at the top of the page. They compare the first GPU of the sweep with the last GPU.
 
-    The first GPU has the first technology node, memory and network of the sweep. The last GPU has the last ones. One
-    card per time states the speed-up from the first GPU to the last. Two more cards state whether compute, memory,
-    network or latency limits the first of these times on each GPU.
+    The first GPU has the first technology node, memory and network of the sweep. The last GPU has the last ones. There
+    are two groups of cards:
+
+    - For each predicted time, a card with the time on the last GPU and the speed-up from the first GPU to the last.
+    - For each of the two GPUs, a card with the resource that limits the first predicted time: compute, memory, network
+      or latency.
     """
     from loadgen.analysis.report import Card
 
@@ -274,9 +277,10 @@ def _page_chips(sweep: TechnologySweep) -> doc.Table:
 
 
 def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[str, Any]:
-    """Return the chart data of one line: the times of all nodes with one memory and one network.
+    """Return the chart data of one line: the predicted times of all technology nodes.
 
-    `index` is the number of the line.
+    The line is that of GPUs with the memory `memory` and the network `network`. `index` is the number of the line,
+    which determines its colour. For the first PARTS_CHARTS lines, the data also contains the parts of each time.
     """
     from loadgen.analysis.report.charts import PALETTE
 

@@ -67,9 +67,11 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one telemetry source in order of time. Of several lines with the same time, one is used.
+    """Return the readings of the telemetry source `source` in order of time.
 
-    If the readings of the server mix the counters of several replicas, they are returned without counters.
+    If several lines of the run file have the same time, one of them is used. If a load balancer passed the readings of
+    the server to different replicas, the counters of these replicas are mixed. The readings are then returned without
+    counters.
     """
     result = _all_readings(run, source)
     if source == "server" and count_mixed_replicas(run):
@@ -125,14 +127,18 @@ def _count_mixed_replicas(run: Run) -> int:
 def mixed_series(points: Sequence[tuple[float, float]]) -> int:
     """Return how many counters are mixed in the readings of one metric, or 0 if there is a single counter.
 
-    `points` are pairs of a time in seconds and a value. If a balancer passes each reading to another replica, the
+    `points` are pairs of a time in seconds and a value. If a load balancer passes each reading to another replica, the
     values jump between the counters of the replicas.
 
-    A counter never falls unless its server restarts. The function divides the readings into series that never fall. A
-    reading belongs to the series with the largest last value that does not exceed the reading. If there is no such
-    series, the reading begins a new one, as after a restart. A fall to the value of an existing series is therefore a
-    sign of several counters. MIN_RETURNS such falls are required, because a server that has restarted several times may
-    also cause some. MIN_QUICK falls within QUICK_S are also sufficient, because no server restarts so quickly.
+    A counter never falls unless its server restarts. The function therefore divides the readings into series that never
+    fall. A reading is added to the series with the largest last value that does not exceed the reading. If there is no
+    such series, the reading begins a new one.
+
+    A fall to the value of an existing series is a sign of several counters. A fall that begins a new series may be a
+    restart. The readings are mixed if one of these conditions holds:
+
+    - There are MIN_RETURNS falls to existing series. A single one is not enough, because several restarts can cause it.
+    - There are MIN_QUICK falls of any kind within QUICK_S, because no server restarts so quickly.
     """
     series: list[float] = []
     """The last value of each series."""
@@ -385,11 +391,11 @@ def abandoned_requests(run: Run, requests: int) -> AbandonedRequests | None:
 
 
 def mean_phases(run: Run) -> dict[str, float]:
-    """Return the mean duration in s of each phase of a request, computed from the server's metrics.
+    """Return the mean duration in seconds of each phase of a request (such as `prefill`), from the server's metrics.
 
     The means cover the requests that the server finished after the reading at the start of the run. Without such a
-    reading, they cover the requests after the first reading. The entry `requests` is the number of these requests. The
-    result is empty if the server publishes no such metrics or reset them.
+    reading, they cover the requests after the first reading. The entry `requests` is the number of these requests. A
+    phase is left out if the server does not publish its duration, or has reset it.
     """
     valid = [reading for reading in readings(run, "server") if not reading.gap]
     start = next((index for index, reading in enumerate(valid) if reading.moment == "start"), 0)
@@ -455,10 +461,13 @@ def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int
 
 
 def counted_canaries(run: Run) -> list[Canary]:
-    """Return the canaries (--verify) that are included in the growth of the server's counters.
+    """Return the canaries (test prompts of --verify) that the growth of the server's counters includes.
 
-    The canaries during the load are included. The canaries before the load are included only if the first reading was
-    taken before them. The canaries after the load are not, because the last reading is taken before they are sent.
+    The growth is the difference between the last and the first reading of the counters.
+
+    - Canaries before the load are included only if the first reading was taken before them.
+    - Canaries during the load are always included.
+    - Canaries after the load are not included, because the last reading is taken before they are sent.
     """
     if not run.canaries:
         return []
@@ -468,7 +477,10 @@ def counted_canaries(run: Run) -> list[Canary]:
 
 
 def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
-    """Return by how much a counter of the server has grown because of the canaries `asked`."""
+    """Return by how much the requests with the canaries `asked` have increased the server's counter `counter`.
+
+    A canary is a test prompt of --verify. It is not part of the load, but the server counts it.
+    """
     if counter == "requests_finished":
         return sum(canary.state == "complete" for canary in asked)
     if counter == "rejections":
@@ -479,11 +491,13 @@ def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Compare the server's count `growth` with the client's count, and store the result in `check`.
+    """Compare the growth of a counter of the server with the client's count, and store the result in `check`.
 
-    `counter` is the name of the counter, and `rows` selects the requests to count. The client's count is a range. The
-    minimum covers complete requests, and the maximum covers all sent requests. The maximum excludes rejected requests,
-    because a server that rejects a request neither reads its prompt nor generates a response.
+    `counter` is the name of the counter, `growth` is its growth, and `rows` selects the requests to count. The client
+    does not know what the server counted for an incomplete request. Its count is therefore a range: the minimum covers
+    complete requests, and the maximum covers all sent requests. Rejected requests are excluded from both, because a
+    server that rejects a request neither reads its prompt nor generates a response. Only the counter `rejections` is
+    compared with the number of rejected requests.
     """
     rejected = rows & frame.ended_as("rejected")
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
@@ -534,9 +548,10 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
-    """Return why the backend may count more than the client does, or "" if no reason is known.
+    """Return a reason why the backend may count more than the client does, or "" if no reason is known.
 
-    `counter` is the name of the counter. For example, a backend may count each text of a request as one request.
+    `counter` is the name of the counter. For example, a request may contain several texts. The client counts one
+    request, but some backends count each of the texts as a request.
     """
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
@@ -617,10 +632,10 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels for the device or process `subject`.
+    """Return the fields of MemoryLevels for `subject`, the name of a device or process.
 
-    `moments` contains the readings, each with the phase of the run in which it was taken (such as `idle`). `figure` is
-    the name of the memory size in the readings.
+    `moments` has one pair per reading: the moment of the run (such as `idle`), and the values that were read at this
+    moment. `figure` is the name of the memory size in these values, such as `memory_used_bytes`.
     """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
@@ -674,8 +689,9 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
     """Return the share of GPU memory that the engine reserves when it starts, with a note about this share.
 
-    If the server does not report the share, the share is None, and the note states the default of the backend. Return
-    None for a simulated server, and for a backend whose reservation is not known.
+    The share comes from the last valid reading in `source_readings`. If the server does not report the share, the share
+    is None, and the note states the default of the backend. Return None for a simulated server, and for a backend whose
+    reservation is not known.
     """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):
@@ -690,8 +706,10 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
 def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
     """Return one machine of a distributed run, with the offset, drift and uncertainty of its clock.
 
-    The clock samples are those of the run's `clock` telemetry. If there are none, the only sample is that of `facts`,
-    which describes the machine in the run header.
+    `facts` describes the machine in the run header, and contains the offset of its clock from the master's clock.
+    Further comparisons of the two clocks are in the telemetry of the source `clock`. The drift is the difference
+    between the last and the first of them, and the uncertainty is the largest of all. If there are none, `facts` is the
+    only comparison.
     """
     samples = [
         sample.values
@@ -711,11 +729,11 @@ def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock
 
 
 def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
-    """Return the minimum and the maximum burst skew in seconds, given the uncertainty of the machines' clocks.
+    """Return the smallest and the largest possible skew of a burst, in seconds.
 
-    The skew is the time from the first to the last byte sent. If two machines sent these bytes, the uncertainty of the
-    skew is the sum of both clocks' uncertainties. If one machine sent both bytes, the skew is exact. Machines that sent
-    nothing are ignored.
+    The skew is the time from the first byte to the last byte that `machines` sent. The clocks of two machines can only
+    be compared with an uncertainty. If two machines sent these bytes, the uncertainty of the skew is the sum of both
+    clocks' uncertainties. If one machine sent both bytes, the skew is exact. Machines that sent nothing are ignored.
     """
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)
     spans = []

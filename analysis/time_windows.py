@@ -1,8 +1,8 @@
 """Divides a run into equal time windows, and computes a figure for each window.
 
 Windows cover the time in which requests were due, inside the measurement window of the run. A latency belongs to the
-window in which its request was due, so that a slow response counts where the server became slow. Tokens and ends of
-requests belong to the window in which they arrived.
+window in which its request was due. If the server becomes slow, the slow responses therefore count in the window in
+which this began, even if they end much later. Tokens and ends of requests belong to the window in which they arrived.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ def loaded_span_ns(frame: Frame) -> tuple[float, float] | None:
 def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, samples_per_window: int = 1) -> int:
     """Return the number of equal windows into which the time `span_ns` can be divided, at most `max_windows`.
 
-    Each window lasts at least RESIDENCE_TIMES_PER_BATCH times as long as a typical request, so that neighbouring
-    windows are nearly independent. On average, a window has at least MIN_REQUESTS complete requests and at least
-    `samples_per_window` of them. The result is 0 without requests.
+    `span_ns` contains the start and the end of this time in ns. The number of windows is limited by two conditions:
+
+    - Each window lasts at least RESIDENCE_TIMES_PER_BATCH times the median time that a request is in flight.
+      Neighbouring windows are then nearly independent.
+    - The average number of complete requests per window is at least MIN_REQUESTS and at least `samples_per_window`.
+
+    The result is 0 if no complete request was due in this time.
     """
     rows = frame.sampled & (frame.due_ns >= span_ns[0]) & (frame.due_ns <= span_ns[1])
     requests = int(rows.sum())
@@ -96,9 +100,10 @@ def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float |
 
 
 def samples_for(share: float | None) -> int:
-    """Return how many samples a window needs for a statistic.
+    """Return how many samples a time window needs for a statistic.
 
-    `share` is the fraction of a percentile, such as 0.99, or None for another statistic.
+    `share` is the percentile as a fraction, for example 0.99 for p99. It is None for any other statistic, such as the
+    mean.
     """
     return MIN_REQUESTS if share is None else samples_needed(max(share, 1 - share))
 

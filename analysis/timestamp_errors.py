@@ -50,9 +50,12 @@ class StampError(msgspec.Struct, frozen=True):
 def timestamp_error(health: ClientHealth) -> StampError | None:
     """Return the maximum timestamp errors of tokens that were read alone, or None if they are unknown.
 
-    A token is read alone if no other token of the response arrived in the same read. The maximum error is that of the
-    timestamp source, plus the steps of the wall clock during the run. If the error of the source is not known, the
-    maximum error of every token is the longest stall of the event loop.
+    A token was read alone if no other token of the response arrived in the same read. `health` contains the error of
+    the timestamp source (for example packet timestamps), and by how much the wall clock was stepped during the run. The
+    maximum error of a timestamp is the sum of the two.
+
+    If the error of the source is not known, the maximum error is the longest stall of the client's event loop. In this
+    case, it applies to every token, including tokens that were read together.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
@@ -67,11 +70,13 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    For 99% of the samples of complete requests, the error is at most the error bar. An error bar without samples is
-    None. `own` contains the maximum errors of a token whose read contained no other token.
+    An error bar is the error that 99% of the samples do not exceed. The samples are those of the complete requests in
+    `frame`. `own` contains the maximum errors of a token that was read alone. The error bar of TPOT is None if no
+    request has a TPOT.
 
-    If a read contains several tokens, all of them get the timestamp of the last token, so the other tokens of the read
-    have larger errors. E2E ends with the last token of a response, so its error bar is the error of a single timestamp.
+    If a read contains several tokens, all of them get the timestamp of the last token. The other tokens of the read
+    therefore have larger errors than those in `own`. E2E ends with the last token of a response, so its error bar is
+    the error of a single timestamp.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]
@@ -89,10 +94,11 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 
 
 def max_ttft_errors_s(frame: Frame) -> Floats:
-    """Return the largest amount by which the TTFT of each request may be too large, in seconds.
+    """Return, for each request in `frame`, the largest amount in seconds by which its TTFT may be too large.
 
-    The amount is 0 if the first token was read alone. Otherwise it is the time since the previous timestamp of the
-    response. It is not limited to the longest time for which the client did not read.
+    The amount is 0 if the first token of the response was read alone. If it was read together with later tokens, it may
+    have arrived at any time since the previous timestamp of the response. The amount is then the time since that
+    timestamp. Unlike the error bars, the amount may exceed the longest time for which the client did not read.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

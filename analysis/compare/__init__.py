@@ -408,11 +408,11 @@ def _first_seed(run: ComparedRun) -> int:
 
 
 def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]:
-    """Return notes for the reader that follow from the random seeds of A and B. The list has at most one note.
+    """Return a list with at most one note for the reader on the random seeds of A and B.
 
-    If the seeds differ, the note says that the prompts of A and B differ by chance. If the seeds are equal and A and B
-    used the same real server, the note says that a prefix cache may have helped B. There is no such note if the cache
-    of the server was empty before each run of B.
+    - The seeds differ: the prompts of A and B differ by chance.
+    - The seeds are equal, and A and B used the same real server: a prefix cache may have helped B, because the server
+      had already seen the prompts. There is no such note if the cache of the server was empty before each run of B.
     """
     seeds_a, seeds_b = ({_first_seed(run) for run in group} for group in (a, b))
     if seeds_a != seeds_b:
@@ -544,9 +544,10 @@ def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chi
 
 
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Return the runs to draw: the valid runs of each group, or all runs of a group without a valid run.
+    """Return the runs that the charts show: the valid runs of each group, or all runs of a group without a valid run.
 
-    Their chart data is thinned. If a group has several runs, its first run has the mean throughput of the group.
+    Their chart data is thinned. The throughput of a group of several runs is shown as a single curve. The first run of
+    the group therefore gets the mean throughput of the group, and the other runs have no throughput.
     """
     groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
     points_max = POINTS // sum(map(len, groups))
@@ -587,8 +588,8 @@ def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _log_range(comparison: Comparison) -> tuple[float, float] | None:
     """Return the ends of the axis of the chart of ratios if the axis is logarithmic, or None if a linear axis suffices.
 
-    A wide interval extends the axis by at most the factor CLIP_FACTOR, because the other intervals would otherwise be
-    too short to see.
+    The axis normally includes every ratio and its interval. A very wide interval is cut off: it extends the axis by at
+    most the factor CLIP_FACTOR, because the other intervals would otherwise be too short to see.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
@@ -637,7 +638,9 @@ def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc
 def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return the output tokens per second of several runs over time: their mean, and their minimum and maximum.
 
-    The time series of the runs may have intervals of different lengths. The result has the longest of these lengths."""
+    The time series of a run consists of intervals of equal length, but this length may differ between runs. The result
+    has the largest of these lengths.
+    """
     series = [data for run in runs if (data := run.data["course"]["course"])["start_s"]]
     if not series:
         return {"course": {"start_s": [], "tokens_per_s": [], "low": [], "high": []}}
@@ -919,10 +922,11 @@ def _row_title(figure: str) -> str:
 
 
 def _ratio_with_interval(row: ComparedFigure) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the ratio B / A of a figure, with its confidence interval. Both are None if they are unknown.
+    """Return the ratio B / A of a figure, with its confidence interval. A value of None is unknown.
 
-    A figure in the unit `share`, such as the share of failed requests, is compared by its difference B - A. The ratio
-    is then computed as `1 + difference / A`, and the ends of its interval in the same way.
+    A figure in the unit `share`, such as the share of failed requests, is compared by its difference B - A, so its row
+    contains no ratio. The ratio is then computed as `1 + difference / A`. The ends of its interval are computed in the
+    same way from the ends of the difference's interval.
     """
     if row.ratio is not None:
         return row.ratio, row.ratio_ci95

@@ -211,11 +211,13 @@ def name_of_test(a: Sequence[Summary], b: Sequence[Summary]) -> str:
 
 
 def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
-    """Return True if both groups have random loads and the same seeds, with at least MIN_PAIRS different seeds.
+    """Return True if the runs of A and B can be compared in pairs with equal seeds, and thus equal random loads.
 
-    The runs of such groups are compared in pairs of equal seeds. Repeats with random loads differ mostly in their
-    loads, so pairing removes most of the variation. If the loads are not random, only chance in the server makes
-    repeats differ. Pairing would then reduce the degrees of freedom and remove no variation.
+    This requires that both groups have random loads and the same seeds, and at least MIN_PAIRS different seeds. Repeats
+    with random loads differ mostly in their loads, so pairing removes most of the variation.
+
+    If the loads are not random, only chance in the server makes repeats differ. Pairing would then remove no variation,
+    but would reduce the degrees of freedom.
     """
     seeds_a, seeds_b = (sorted(summary.run.seed or 0 for summary in group) for group in (a, b))
     unique = len(set(seeds_a)) == len(seeds_a)
@@ -277,8 +279,8 @@ class Variation(NamedTuple):
     def bound(self, server_error: float) -> float:
         """Return the largest difference of a figure that variation between runs can explain.
 
-        `server_error` is the standard error of the figure that the varying speed of the server causes. The bound is
-        `t * server_error`, where `t` is a quantile of Student's t. The bound is limited to the range from `assumed` to
+        `server_error` is the standard error that the varying speed of the server causes in the figure. The bound is `t
+        * server_error`, where `t` is a quantile of Student's t. It is never less than `assumed`, and never more than
         `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
@@ -301,9 +303,10 @@ class EffectErrors(NamedTuple):
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
     """Return the row for a figure of two single runs. `values` are the values of A and B.
 
-    The standard error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are
-    fields of `errors`. If `server` is unknown (NaN or infinite), the standard error is infinite. The width of the
-    interval then depends only on `errors.bound`.
+    `errors` contains the uncertainty of `log(B / A)`, and `count` is the number of requests. The standard error is
+    `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of `errors`. If
+    `server` is unknown (NaN or infinite), the standard error is infinite. Only `bound` and `sampling` then determine
+    the width of the interval.
     """
     a, b = values
     effect = math.log(b / a)
@@ -329,9 +332,9 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
-    """Return a copy of the row of a figure that has a ratio, with its confidence interval and p-value.
+    """Return a copy of `row` with its confidence interval and p-value. The figure of `row` must have a ratio.
 
-    `p` is the p-value of the whole difference. Variation between runs can explain a difference of up to
+    `p` is the p-value of the whole difference between A and B. Variation between runs can explain a difference of up to
     `row.variation_bound`. If the difference is larger, the part beyond this bound is also tested, with the sampling
     error only. The row gets the smaller of the two p-values.
     """
@@ -384,9 +387,10 @@ def _compare_quantile(
 
 
 def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare a throughput of two single runs. `metric` is the throughput.
+    """Compare the throughput `metric` of two single runs.
 
-    A throughput is work divided by time, so its relative error equals the relative error of the run's duration.
+    A throughput is work divided by time. Both runs do the same work, so the relative error of a throughput equals the
+    relative error of the run's duration. `variation` describes how much the server's speed varies.
     """
     values = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(values) <= 0:
@@ -505,11 +509,14 @@ def compare_values(
     *,
     paired: bool = False,
 ) -> ComparedFigure:
-    """Compare two groups of values of one figure, with one value per run, by Welch's t test or by a paired t test.
+    """Compare two groups of values of one figure, with one value per run.
 
-    For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares and groups with
-    a value of 0 are compared directly. `run_variation` is the assumed maximum variation between runs, which limits the
-    interval of a ratio. If `paired` is true, `a[i]` and `b[i]` belong to runs with the same load.
+    If `paired` is true, `a[i]` and `b[i]` belong to runs with the same load, and a paired t test compares the groups.
+    Otherwise, Welch's t test compares them.
+
+    For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares, and groups
+    with a value of 0, are compared directly. `run_variation` is the assumed maximum variation between runs, which
+    limits the interval of a ratio.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]
@@ -615,9 +622,9 @@ def _judge(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFig
 def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | None:
     """Return the approximate number of additional requests or runs for a conclusive verdict.
 
-    Return None if the number is impractical. A verdict is conclusive if the interval is within the margin or if the
-    adjusted p-value is below 5%. `strictness` is the ratio of the adjusted to the unadjusted p-value. The estimate
-    assumes that the effect stays the same and that its error is proportional to `1 / sqrt(number)`.
+    A verdict is conclusive if the interval is within `margin`, or if the adjusted p-value is below 5%. `strictness` is
+    the adjusted p-value divided by the unadjusted one. The estimate assumes that the effect stays the same, and that
+    its error is proportional to `1 / sqrt(number)`. Return None if the number is impractically large.
     """
     effect_margin = margin if row.ratio is None else math.log1p(margin)
     aims = (
@@ -629,11 +636,11 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 
 
 def number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
-    """Return the number of additional requests or runs at which `t * error <= aim`.
+    """Return how many more requests or runs are needed to make the half-width of an interval at most `aim`.
 
-    `t` is the `share`-quantile of Student's t distribution, so `t * error` is the half-width of an interval. `error` is
-    proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs. Return None if the additional
-    number is impractical.
+    The half-width is `t * error`, where `t` is the `share`-quantile of Student's t distribution. `error` is the
+    standard error of `row`. It is proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs.
+    Return None if the result would be impractically large.
     """
     if not math.isfinite(row.error):
         return None

@@ -226,10 +226,10 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 
 
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
-    """Return the smallest observed difference at which these runs would have shown that B is worse.
+    """Return the smallest observed difference at which these runs would have shown that B is worse than A.
 
-    At this difference, the lower confidence limit would be 0. The confidence of this limit is `1 - error_rate`. Return
-    None if the confidence interval is unbounded.
+    If this difference had been observed, its lower confidence limit would be 0. The confidence of the limit is `1 -
+    error_rate`. Return None if the confidence interval of `row` is unbounded.
     """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)

@@ -127,9 +127,10 @@ class Samples(NamedTuple):
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     """Return the samples of the latency `metric` of a run, divided into strata or batches.
 
-    In a burst, a latency of a whole request, such as TTFT or E2E, depends on the position of the request in the burst.
-    These latencies are divided into strata of neighbouring requests. Times per token do not depend on the position, so
-    they are divided into batches, as are all latencies of other loads.
+    Strata and batches are groups of neighbouring samples. In a burst, a latency of a whole request, such as TTFT or
+    E2E, depends on the position of the request in the burst. Only differences between neighbouring requests are due to
+    chance, so these latencies are divided into strata. Times per token do not depend on the position, so they are
+    divided into batches. All latencies of other loads are also divided into batches.
     """
     frame = run.frame
     if metric.per != "request":
@@ -179,10 +180,13 @@ def quantile(samples: Samples, share: float) -> float:
 def mean_variance(values: Floats, samples: Samples) -> float:
     """Return the variance of the mean of `values`, which has one value per sample.
 
-    The samples are divided either into strata or into batches (see `samples_of`). For strata, the variance is `sum(n_h
-    * s_h**2 for all strata h) / n**2`. Here `n_h` is the number of samples and `s_h**2` the variance within stratum h
-    (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4). For batches, the variance is that of the batch
-    means (the ratio estimator of Cochran, section 2.11).
+    The samples are divided into groups, which are either strata or batches (see `samples_of`).
+
+    - Strata: let stratum h have n_h values with the variance s_h**2, and let n be the number of all values. The result
+      is the sum of `n_h * s_h**2` over all strata, divided by `n**2` (Cochran, "Sampling Techniques", 3rd edition,
+      1977, section 5.4).
+    - Batches: the result is estimated from the differences between the batch means (the ratio estimator of Cochran,
+      section 2.11).
     """
     offsets = samples.offsets
     if not samples.strata:
@@ -208,12 +212,14 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
-    """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
+    """Return the bootstrap standard error of the logarithm of the `share`-quantile of the samples.
 
-    The `share`-quantile of a bootstrap sample of n values is its k-th smallest value. In the original sample, this
-    value is the quantile at a random share with the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order
-    Statistics", section 2.1). The function draws these random shares instead of whole bootstrap samples. For dependent
-    samples, n is the effective size.
+    A bootstrap sample has n values, which are drawn from the samples with replacement. Its quantile is its k-th
+    smallest value. This value is also a quantile of the original samples, at a random share with the distribution
+    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). The function therefore draws such shares
+    with `random`, instead of whole bootstrap samples. For dependent samples, n is the effective size.
+
+    Return NaN if a bootstrap quantile is 0.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))
@@ -227,9 +233,11 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
     """Return the standard deviation of `log(t_B / t_A)` over pieces of the runs A and B.
 
     Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. Run A takes the
-    time t_A for a piece, and run B takes t_B. The estimate is repeated with longer pieces, which consist of several
-    neighbouring pieces. The result is the largest estimate, scaled to one piece. If `shift` is true, one change of pace
-    is removed first (see `_change_of_pace`).
+    time t_A for a piece, and run B takes t_B. If `shift` is true, one change of pace is removed first (see
+    `_change_of_pace`).
+
+    The estimate is repeated with longer pieces, each of which joins several neighbouring pieces. Every estimate is
+    scaled to one piece, and the result is the largest one.
 
     Return NaN if a run has too few chunks or engine steps, and infinity if too few pieces have a positive length.
     """
@@ -294,12 +302,16 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return how much the server's random changes of speed affect a time interval, such as the latency of a request.
+    """Return the error that random changes of the server's speed cause in the length of a time interval.
 
-    The result is the standard error of the logarithm of the interval's length. `piece` is the error of one piece
-    (`piece_error`), and `residence` is the length of the interval as a share of the run. An interval of
-    `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently. An interval
-    shorter than a piece counts as one piece.
+    The interval is, for example, the latency of a request. The error is the standard error of the logarithm of its
+    length.
+
+    - `piece`: the error of one of the PIECES pieces of the run (`piece_error`).
+    - `residence`: the length of the interval as a share of the run.
+
+    An interval of `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently.
+    An interval shorter than a piece counts as one piece.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 
@@ -307,12 +319,14 @@ def server_error(piece: float, residence: float) -> float:
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that random changes of the engine's speed cause.
 
-    A and B are the latencies of two bursts. `values` contains A and B in seconds. For the comparison, both bursts are
-    divided into pieces of equal work. `piece` is the standard error of the time of one piece (`piece_error`).
+    A and B are the values of a latency in two bursts, and `values` contains both. The bursts are divided into pieces of
+    equal work. `piece` is the standard error of the time of one piece (`piece_error`).
 
-    Return 0 if a run is not a burst. The sampling error of such a run already includes these changes, because it is
-    estimated from batches of consecutive samples. Also return 0 if the metric is a token count, because a token count
-    does not depend on the speed of the engine.
+    The result is 0 in two cases:
+
+    - A run is not a burst. The sampling error of such a run already includes these changes, because it is estimated
+      from batches of consecutive samples.
+    - The metric is a token count, which does not depend on the speed of the engine.
     """
     if metric.unit == "tokens" or not (a.one_burst and b.one_burst):
         return 0.0
@@ -331,8 +345,8 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
     """Return the duration in seconds on which a metric depends, for run A and for run B.
 
-    For a latency, the durations are its `values` in the two runs. For a real-time factor, which divides a latency by
-    the length of the audio, they are the median E2E latencies.
+    The duration behind a latency is the latency itself, so the result is `values`, the latencies of the two runs. A
+    real-time factor is a latency divided by the length of the audio. Its durations are the median E2E latencies.
     """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]
@@ -361,9 +375,10 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
     hypothesis that the probability is one half. The method is that of Mann and Whitney (1947). The error is that of
     Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows ties and different variances.
 
-    Chance may also have multiplied all samples of B by a common factor. `common_error` is the standard error of the
-    logarithm of this factor. The p-value is averaged over the distribution of the factor (Student's t with
-    DEGREES_OF_FREEDOM), and the returned error corresponds to the averaged p-value.
+    Chance may also have multiplied all samples of B by a common factor, for example if the server was slower.
+    `common_error` is the standard error of the logarithm of this factor. The function computes the p-value for many
+    values of the factor, and averages them by the probability of the factor (Student's t with DEGREES_OF_FREEDOM). The
+    returned standard error fits the averaged p-value.
     """
     ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
     placements_a, placements_b = _placements(a.values, ordered_b), _placements(b.values, ordered_a)

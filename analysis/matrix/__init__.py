@@ -289,8 +289,9 @@ def build_cell_run(
 ) -> CellRunData:
     """Return the data that a matrix needs from one finished run of a cell.
 
-    `start` is the number of the server start before the run. `place` is the number of runs that this server start
-    served before this run. If matrix.jsonl does not contain these numbers, `start` and `place` are None.
+    A server is started once for one or several runs. `start` is the number of the server start before this run, and
+    `place` is the number of earlier runs since this start. If `place` is 0, the run began on a cold server. If
+    matrix.jsonl does not contain these numbers, `start` and `place` are None.
     """
     run = CellRun(
         repeat=repeat,
@@ -498,10 +499,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _differences(
     cells: Sequence[CellSummary], summaries: Mapping[CellName, Sequence[Summary]]
 ) -> Iterator[CellDifference]:
-    """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
+    """Yield the differences between pairs of measured cells, with one result per pair and figure.
 
-    `summaries` contains, for each cell, the summaries of the runs from which the figures of the cell were computed.
-    Verdicts and intervals are those that `loadgen compare` gives for the same runs with its default options.
+    Two cells form a pair if they differ only in the server or only in the host, and have the same clock speed.
+    `summaries` contains, for each cell, the summaries of the runs from which its figures were computed. Verdicts and
+    intervals are those that `loadgen compare` gives for the same runs with its default options.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

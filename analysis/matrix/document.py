@@ -315,9 +315,9 @@ class MatrixReport:
     def _ranking(self) -> list[tuple[doc.Card, str, str]]:
         """Return one ranking of the servers for each host and each pair of model and workload.
 
-        A ranking has three parts:
+        The servers are ranked by their throughput. A ranking has three parts:
 
-        - a card that names the leading server. Its label names the platform of the host.
+        - a card that names the leading server. The label of the card names the platform of the host.
         - a text with the throughput of each server and its interval, in descending order.
         - a text with the throughputs of all servers except the leading one.
         """
@@ -795,10 +795,11 @@ def _mark(summary: MatrixSummary) -> str:
 
 
 def figure(cell: CellSummary, name: str, scale: tuple[float, str] | None = None) -> TableCell:
-    """Return a table cell with the mean of a figure over the repeats and the 95% interval of the mean.
+    """Return a table cell with the mean of the figure `name` over the repeats and the 95% interval of the mean.
 
-    If there are too few runs for an interval, or if the interval includes 0, the range of the runs replaces the
-    interval. `scale` is the factor and the unit of the table column, whose heading names the unit.
+    If there are too few runs for an interval, or if the interval includes 0, the cell shows the range of the runs
+    instead of the interval. If the heading of the column names the unit, `scale` is the factor and the unit of the
+    column. The cell then contains no unit.
     """
     result = cell.figures[name]
     if result.mean is None:
@@ -846,7 +847,8 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 def _reason(difference: CellDifference) -> str:
     """Return why neither of two cells is better, or an empty string if there is no reason to state.
 
-    The text begins with a semicolon, because the caller appends it to the confidence interval.
+    `difference` compares the two cells. For example, their difference may be too small to matter, or more repeats may
+    be needed. The text begins with a semicolon, because the caller appends it to the confidence interval.
     """
     if difference.verdict == "no difference":
         return f"; within {percent(MARGIN)}"

@@ -82,11 +82,14 @@ def _link(folders: Mapping[int, str], result: SweepResult, step: str) -> str:
 
 
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
-    """Return the headings and rows of the table of sweeps.
+    """Return the headings and rows of the table of sweeps, with one row per sweep.
 
-    A row starts with the state and the capacity of the sweep. The capacity links to the page with the frontier of all
-    sweeps of the workload. The following cells show the largest load that met the objectives, and the figures at this
-    load. They link to the report of the run at this load.
+    A row contains these cells:
+
+    - The state of the sweep.
+    - The capacity, with a link to the page that shows the frontier of all sweeps of the workload.
+    - The largest load that met the objectives, and the figures at this load. They link to the report of the run at this
+      load.
     """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()

@@ -109,8 +109,9 @@ def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, 
 def thin_points(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
     """Return the data of a chart with at most `points_max` points: evenly spaced points, and the points at both ends.
 
-    `data` contains lists of equal length, with one entry per point. All other values of `data` are not changed. The
-    number of points before thinning is the length of the list `data["x"]`, or `data["drawn"]` if there is no such list.
+    `data` contains lists of equal length, with one entry per point. The number of points before thinning is the length
+    of the list `data["x"]`, or `data["drawn"]` if there is no such list. The value `drawn` becomes the new number of
+    points. All other values of `data` are not changed.
     """
     count = len(data["x"]) if "x" in data else data.get("drawn", 0)
     if count <= points_max:
@@ -149,8 +150,9 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
 def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     """Return a curve: the share of good requests (`y`) if all latency bounds are multiplied by `x`.
 
-    If the run has several bounds, `bound_1`, `bound_2` and so on are the curves of single bounds. The result always has
-    BOUNDS_DRAWN of these curves. Those without a bound are empty. Return None for a run without bounds.
+    If the run has several bounds, the result also contains one curve per bound, for this bound alone. These curves are
+    `bound_1`, `bound_2` and so on, up to BOUNDS_DRAWN. If the run has fewer bounds, the remaining curves are empty.
+    Return None for a run without bounds.
     """
     result = summary.goodput
     if result is None:

@@ -176,9 +176,12 @@ def data_without_summary(frame_input: FrameInput) -> dict[str, Data | None]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if it belongs to a section, at least one run has data for it, and a script or at least one of
-    its traces draws it on this page. Some traces are only drawn on a page of one run, or only on a page of several
-    runs.
+    A chart is included if all of these conditions hold:
+
+    - The chart belongs to a section.
+    - At least one run has data for the chart.
+    - A script draws the chart, or at least one of its traces is drawn on this page. Some traces are only drawn on a
+      page of one run, or only on a page of several runs.
     """
     several = len(runs) > 1
     return [
@@ -250,10 +253,14 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return the value of a reference such as `$x` or `@run`: a data column, a colour or a line style.
+    """Return the value of the text `value` in a chart definition. The text may be a reference.
 
-    If `value` is any other text, return it with the axis units filled in. If the chart shows several runs, the name of
-    the run is filled in too.
+    - `$x` refers to a column of the chart's data for the run.
+    - `@run` refers to the colour of the run, and `@dash` to its line style.
+    - Any other text is returned with the units of the axes filled in. If the chart shows several runs (`several`), the
+      name of the run is filled in too.
+
+    `drawn` contains the id of the chart and the scales of its axes.
     """
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]
@@ -285,7 +292,8 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
 def _single_bound(number: int) -> dict[str, Any]:
     """Return the chart curve for one of several goodput bounds: the share of requests that meet this bound.
 
-    Requests that miss other bounds are included in the share. The curve is only drawn if the chart shows a single run.
+    `number` is the number of the bound, from 1. A request that meets this bound counts even if it misses another bound.
+    The curve is only drawn if the chart shows a single run.
     """
     look = STEPS | {"color": f"@run-{number + 1}", "width": 1.5, "dash": DASHES[number]}
     bound = f"$bound_{number}"
@@ -598,7 +606,11 @@ def _bounds_layout(data: Sequence[Data]) -> Data:
 
 
 def _bounded_axis(run: Data, key: str) -> Data:
-    """Return an axis from 0 that includes all values and the bound, and leaves room for the labels in the corners."""
+    """Return an axis of the scatter chart that starts at 0 and includes all values and the bound of a latency.
+
+    `key` is `ttft` or `tpot`, and `run` is the chart data of the run. The axis ends well above the largest value, which
+    leaves room for the labels in the corners of the chart.
+    """
     columns = ("ttft",) if key == "ttft" else ("tpot_met", "tpot_missed")
     known = [value for column in columns for value in run[column] if value is not None]
     maximum = max(*known, run[f"{key}_bound"] or 0.0)

@@ -412,7 +412,9 @@ def _audio_sentence(summary: Summary) -> str:
 def _different_prompts(summary: Summary) -> str:
     """Return a clause on the number of prompts whose lengths differ from the requested lengths.
 
-    If the lengths were estimated and every request sent is complete, the clause also contains the total lengths.
+    The requested lengths may be estimates. If they are, and every request sent is complete, the clause also contains
+    the total reported and the total requested length. If the server truncated inputs, the clause is about these inputs
+    instead.
     """
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if tokens.truncated:
@@ -463,10 +465,11 @@ def _output_lengths(summary: Summary) -> str:
 
 
 def _mean_tokens(difference: LengthDifference, between: str) -> str:
-    """Return the mean actual and requested output length as text, such as `50 of 128 tokens on average`.
+    """Return the mean actual and the mean requested output length as text, such as `50 of 128 tokens on average`.
 
-    `difference` describes either the responses that are too short or those that are too long. `between` is the text
-    between the two numbers."""
+    `difference` describes either the responses that are too short or those that are too long. `between` is the word
+    between the two numbers, such as `of`.
+    """
     means = (difference.tokens_mean, difference.requested_mean)
     mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
     unit = " tokens" if between == "of" else ""
@@ -650,7 +653,7 @@ def _canaries_level(canaries: CanaryFigures) -> Level:
 def canaries_sentence(canaries: CanaryFigures) -> str:
     """Return sentences on the answers to canaries (test prompts of --verify).
 
-    If answers under load are wrong, the sentences may also state the number of requests in flight up to which the
+    If answers under load are wrong, the sentences may also state a limit: up to this number of requests in flight, the
     answers are right.
     """
     if not canaries.answers or canaries.share_ci95 is None:
@@ -738,8 +741,9 @@ def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
 def held_back_finding(summary: Summary) -> Finding | None:
     """Return a warning if a proxy or the server holds tokens back, or None if the tokens arrive one after the other.
 
-    A client that reads late can also cause groups of tokens, if timestamps depend on the time of a read. If the client
-    was the limit in such a run, return None. Another finding then reports that the client was the limit.
+    Tokens that are held back arrive in groups. A client that reads late can also cause groups of tokens, if the
+    timestamp of a token is the time of its read. If the client was the limit in such a run, return None. Another
+    finding then reports that the client was the limit.
     """
     held = summary.held_back
     if held is None or not held.common or (summary.client.source.by_read and not summary.client.ok):
@@ -883,8 +887,8 @@ def _part_text(part: TimePart) -> str:
 def _much_is_outside(timing: ServerTiming) -> bool:
     """Return True if much of the latency was spent outside the server's queue and prefill (or inference).
 
-    This time is the part `remainder` of the latency. If the server does not state every other part of the latency, the
-    result is False, because the remainder then contains the missing parts.
+    `timing` divides the latency into parts. The part `remainder` is the time that no other part explains. If another
+    part (except the network) is unknown, the remainder contains this part too. The result is then False.
     """
     remainder = timing.part("remainder")
     if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:
@@ -893,7 +897,7 @@ def _much_is_outside(timing: ServerTiming) -> bool:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return the number of complete responses of which only the chunks could be counted, not the tokens."""
+    """Return the number of complete responses whose chunks were counted because their number of tokens is unknown."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 
@@ -1120,8 +1124,8 @@ def goodput_sentences(summary: Summary) -> list[str]:
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    Bounds of 0 are omitted. They occur for a figure that can be 0 for most requests, such as the number of reasoning
-    tokens.
+    A bound of 0 is omitted. Such a bound occurs if most requests have the value 0, for example for the number of
+    reasoning tokens.
     """
     texts = []
     for name, bound in met.bounds_s.items():
@@ -1238,7 +1242,8 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 def hardware_limit_details(limit: HardwareLimit) -> str:
     """Return sentences that compare TPOT and TTFT with the limits of the hardware.
 
-    Further text states MBU, MFU and the share of an engine step that is overhead of the inference framework.
+    Further text states the used share of the memory bandwidth (MBU) and of the FLOP/s (MFU). It also states which share
+    of the time of a decode step is overhead of the inference framework.
     """
     text = ""
     if limit.tpot_ratio is not None:

@@ -81,9 +81,9 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
 
 
 def _joint_finding(finding_id: str, known: Sequence[Sequence[Finding]], summaries: Sequence[Summary]) -> Finding | None:
-    """Return the finding `finding_id` on all repeats together, or None if no repeat has such a finding.
+    """Return one finding on all repeats together, or None if no repeat has a finding with the id `finding_id`.
 
-    `known` contains, for each repeat, the findings with this id.
+    `known` contains, for each repeat, the findings with this id. The result has the worst level of these findings.
     """
     level = min((finding.level for of_repeat in known for finding in of_repeat), key=LEVELS.index, default=None)
     if level is None:

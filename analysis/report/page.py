@@ -165,9 +165,10 @@ def _unbroken(text: str) -> str:
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
-    """Group consecutive blocks that the page shows side by side: scorecards, or charts narrower than the page.
+    """Divide the blocks into groups of consecutive blocks that the page shows side by side.
 
-    Return pairs of the kind of a group and its blocks. The kind is `Scorecard`, `charts`, or empty.
+    Return pairs of the kind of a group and its blocks. The kind is `Scorecard` for scorecards, and `charts` for two or
+    more charts that are narrower than the page. All other blocks have an empty kind and are shown one below the other.
     """
 
     def group_key(block: Block) -> str:

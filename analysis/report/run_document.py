@@ -223,10 +223,10 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
 
 
 def _with_one_heading(section: Section) -> Section:
-    """Remove the heading of a section's only chart, because it would repeat the heading of the section.
+    """Return the section without the heading of its only chart, which would repeat the heading of the section.
 
-    If the chart has an explanation, it becomes the explanation of the section. A section with several charts is
-    returned unchanged, and so is a section in which both the section and its chart have an explanation.
+    An explanation of the chart becomes the explanation of the section. The section is returned unchanged if it has
+    several charts or no chart, or if both the section and its chart have an explanation.
     """
     charts = [block for block in section.blocks if isinstance(block, doc.ChartRef)]
     if len(charts) != 1 or (section.help and charts[0].help):
@@ -369,7 +369,8 @@ def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
     """Return the title of a chart.
 
-    If all runs have one bound or two bounds, the title of the goodput chart says `the bound` or `both bounds`.
+    The title of the goodput chart contains the words `the bounds were`. They become `the bound was` if each run has one
+    bound, and `both bounds were` if each run has two bounds.
     """
     numbers = {len(run.summary.goodput.bounds) for run in drawn if run.summary.goodput}
     words = {1: "the bound was", 2: "both bounds were"}.get(next(iter(numbers))) if len(numbers) == 1 else None
@@ -493,10 +494,10 @@ def _folded_chart(chart: Block) -> Block:
 
 
 def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[Block]:
-    """Return blocks for the report on three topics: memory, the server's counters, and other telemetry readings.
+    """Return the blocks of the report on memory, on the server's counters, and on other telemetry readings.
 
-    The sentences on memory come first. Below them, a folded block contains the tables, the reasons for missing
-    readings, and the blocks in `telemetry`.
+    The sentences on memory come first. Below them is a block that the page hides until the reader clicks its title.
+    This block contains the tables, the reasons for missing readings, and the blocks in `telemetry`.
     """
     blocks: list[Block] = []
     for index, summary in enumerate(summaries):

@@ -199,11 +199,11 @@ def _timing_error(summary: Summary) -> str:
 
 
 def _completed(summary: Summary) -> str:
-    """Return the number of complete requests and the length of the measurement window as text.
+    """Return a text with the number of complete requests and the length of the measurement window.
 
-    If the window is only a part of the run, the text begins with the number of requests that ended in the window. The
-    request throughput is this number divided by the length of the window. The number of rejected requests is added if
-    there are any.
+    If the window is only a part of the run, the text begins with the number of requests that ended in the window. This
+    number, divided by the length of the window, is the request throughput. If requests were rejected, the text ends
+    with their number.
     """
     requests, throughput = summary.requests, summary.throughput
     of_all = f"{requests.complete:,} of {requests.planned:,} complete"
@@ -261,10 +261,10 @@ def latency(
 
 
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
-    """Return the names of the latencies in the brief table.
+    """Return the names of the latencies in the brief table of latencies.
 
-    TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning and of
-    audio are always included, because the table itself omits latencies that no response has.
+    TTFT from the due time is included if requests of any run waited because of `--concurrency`. The latencies of
+    reasoning and of audio are always included. The table itself omits a latency that no response has.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
     reasoning = ("ttfa_s", "think_s", "reasoning_tokens")
@@ -286,9 +286,10 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
     """Return the factor and the unit in which the latency `name` is displayed. The factor converts from seconds.
 
     `parts` contains the distributions of each run or part. All runs and statistics of a latency have the same unit.
-    Latencies that readers compare share a unit: E2E has the unit of TTFT, and ITL has the unit of TPOT. The median of
-    ITL is unsuitable for choosing a unit, because coalesced reads can make it tiny. A latency whose median would be
-    SHARED_UNIT_MAX or more in the shared unit gets a separate unit.
+
+    Latencies that readers compare share a unit. For example, E2E has the unit of TTFT, and ITL has the unit of TPOT.
+    The unit is chosen from TPOT and not from ITL, because several tokens in one read can make the median of ITL tiny. A
+    latency gets a separate unit if its typical value would be SHARED_UNIT_MAX or more in the shared unit.
     """
     metric = METRICS[name]
     if not metric.timed:
@@ -418,7 +419,8 @@ def interference(summaries: Summaries, *, brief: bool = False) -> Table:
     """Return the table that compares each class of traffic with a run of this class alone.
 
     Each row contains a figure of both runs, their ratio, and the confidence interval of the ratio. If `brief` is True,
-    rows without a confidence interval are left out."""
+    rows without a confidence interval are left out.
+    """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for part in summary.traffic:
@@ -657,10 +659,10 @@ def goodput(summaries: Summaries) -> Table:
 
 
 def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None, named: Sequence[Cells] = ()) -> Table:
-    """Return the table with the main figures of each run. Each latency column has a fixed unit.
+    """Return the table with the main figures of the runs, with one row per run. Each latency column has a fixed unit.
 
-    `heads` are the headings of the columns that identify a run, and `named` contains the cells of these columns for
-    each run. By default, one column shows the name of the run.
+    By default, the first column shows the name of the run. A caller can replace this column with other columns that
+    identify a run: `heads` are their headings, and `named` contains their cells for each run.
     """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):

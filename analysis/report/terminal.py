@@ -73,9 +73,9 @@ def _text(text: str, level: str) -> Text:
 
 
 def _printable(block: Table, document: Document) -> Table:
-    """Return the table without characters that a terminal cannot show.
+    """Return the table `block` without characters that a terminal cannot show.
 
-    An empty cell that refers to a run gets the name of the run as its text.
+    A cell without text may refer to a run of `document`. Such a cell gets the name of the run as its text.
     """
     rows = []
     for row in block.rows:

@@ -18,7 +18,7 @@ Moment = Literal["before", "during", "after"]
 class Canary(msgspec.Struct, tag_field="type", tag="canary", kw_only=True):
     """One request with a canary (a test prompt of --verify). No figure of the load includes this request.
 
-    Its times have the form of those in Record.
+    `sent_ns` and `end_ns` are timestamps of the same form as those in Record.
     """
 
     number: int

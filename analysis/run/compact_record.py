@@ -13,17 +13,20 @@ _TOKENS = msgspec.json.Decoder(list[Tokens])
 
 
 class CompactRecord(Record, tag_field="type", tag="request", kw_only=True, omit_defaults=True, gc=False):
-    """A Record with the JSON text of its chunk times and of its token counts per chunk.
+    """A Record whose chunk times and token counts per chunk are still JSON text.
 
-    The text is well-formed JSON, but its types are not checked yet. A Python integer per chunk would take most of the
-    time of reading a run.
+    The text is well-formed JSON, but may still contain values other than integers. A Record with a Python integer per
+    chunk would be much slower to read: creating the integers takes most of the time of reading a run.
     """
 
     chunk_ns: msgspec.Raw = _EMPTY  # type: ignore[assignment]
     chunk_tokens: msgspec.Raw = _EMPTY  # type: ignore[assignment]
 
     def expanded(self) -> Record:
-        """Return the Record with lists of integers. Raises msgspec.ValidationError if a list has other elements."""
+        """Return the Record with its chunk times and token counts as lists of integers.
+
+        Raises msgspec.ValidationError if the JSON text contains anything other than such a list.
+        """
         values = {name: getattr(self, name) for name in _OTHER_FIELDS}
         return Record(
             **values, chunk_ns=_INSTANTS.decode(self.chunk_ns), chunk_tokens=_TOKENS.decode(self.chunk_tokens)

@@ -168,7 +168,10 @@ def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
 
 
 def encoding_problem(error: Exception) -> str:
-    """Return the `error_detail` of a request that cannot be encoded as JSON or HTTP."""
+    """Return the `error_detail` for the Record of a request that was not sent, because it could not be encoded.
+
+    `error` is the exception that was raised while the request was encoded as JSON or HTTP.
+    """
     return f"not sent, the request could not be encoded: {type(error).__name__}: {error}"[:300]
 
 

@@ -223,9 +223,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
-        """Return the server fact `name` from the header.
+        """Return the fact `name` about the server, such as its title, or None if the fact is unknown.
 
-        Headers of older versions lack some facts. These are taken from the backend's description in this version.
+        The fact comes from the header. If the header lacks it, as headers of older versions do, the fact comes from
+        this version's description of the backend.
         """
         from loadgen.servers.backends import BACKENDS
 
@@ -234,9 +235,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
 
 def _option_values(command: Sequence[str], option: str) -> list[str]:
-    """Return all values of a repeatable option in a command line.
+    """Return all values of the option `option` in a command line, which may contain the option several times.
 
-    The objectives of older runs and of `loadgen ui` are only in the command line, not in the plan."""
+    The objectives of older runs, and those of runs from `loadgen ui`, are only in the command line, not in the plan.
+    """
     values = [value for word, value in pairwise(command) if word == option]
     return values + [word.removeprefix(f"{option}=") for word in command if word.startswith(f"{option}=")]
 
@@ -298,7 +300,7 @@ class Run(msgspec.Struct):
 
 
 def add_rest(run: Run, rest: Run) -> None:
-    """Add the lines of `rest` to `run`, which is an earlier part of the same run."""
+    """Add the lines of `rest` to `run`. Both were read from the same run, and `rest` is the later part of it."""
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands
@@ -438,18 +440,15 @@ def scan(
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
-    The header is passed to `on_header` before the first Record.
-
-    `on_block` is an optional function that takes a list of Records. It is much faster than `on_record`, because the
-    chunks of these Records stay JSON text. If `on_block` returns False, the Records of the list are passed to
-    `on_record` one by one. A caller that uses `on_block` must check that no request has two Records.
-
-    `span` restricts the reading to a part of `run.jsonl`. Its two values are byte offsets: the beginning of the first
-    line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is
-    outside the span. Part files are read only without a span.
-
-    The files of Records (loadgen.analysis.run.record_files) are also read only without a span. `other_files` contains
-    those that the caller reads itself, so this function leaves them out.
+    - `path`: the folder of the run, or its `run.jsonl`.
+    - `on_header`: a function that gets the header before the first Record is passed on.
+    - `on_block`: an optional function that takes a list of Records. It is much faster than `on_record`, because the
+      chunks of these Records stay JSON text. If it returns False, the Records of the list are passed to `on_record` one
+      by one. A caller that uses `on_block` must check that no request has two Records.
+    - `span`: the part of `run.jsonl` to read, as two byte offsets: the beginning of the first line, and the end of the
+      last line (None: the end of the file). The header is read even if it is outside the span. Part files and files of
+      Records (loadgen.analysis.run.record_files) are read only without a span.
+    - `other_files`: files of Records that the caller reads itself, so that this function leaves them out.
 
     Raises RunFileError if there is no readable header.
     """
@@ -506,10 +505,13 @@ def _open_parts(folder: Path, stack: ExitStack) -> dict[Path, IO[bytes]]:
 
 
 def _files_to_read(run: Run, folder: Path, parts: Iterable[IO[bytes]], other_files: Sequence[Path]) -> list[Path]:
-    """Return the files of Records in a folder that are neither open as `parts` nor in `other_files`.
+    """Return the files of Records in `folder` that this process still has to read.
 
-    A part file may have been renamed to a file of Records after it was opened. Such files are added to
-    `run.record_files`.
+    Two groups of files are left out:
+
+    - The files in `other_files`, which the caller reads itself.
+    - Files that are already open as `parts`. A worker may have renamed a part file to a file of Records after this
+      process opened it. Such a file is added to `run.record_files`.
     """
     others = {plain_name(file.name) for file in other_files}
     opened = [os.fstat(part.fileno()) for part in parts]
@@ -561,18 +563,20 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 
 
 def _keep_removed_once(run: Run) -> None:
-    """Remove duplicates from `run.removed`, and the descriptions of removed files whose Records were read.
+    """Remove duplicates from `run.removed`, the descriptions of removed files of Records.
 
-    A file can be both described and read if it was removed while this process read it, or if its removal failed.
+    The description of a file whose Records were read is removed too. A file can be both described and read if it was
+    removed while this process read it, or if its removal failed.
     """
     by_file = {plain_name(part.file): part for part in run.removed}
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]
 
 
 def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
-    """Decode the lines of a block together, and pass their Records to `on_block`.
+    """Decode the lines of `block` together, pass their Records to `on_block`, and return True.
 
-    If a line is damaged, return False, and change nothing.
+    Other lines are stored in `run`. If a line is damaged, or if `on_block` returns False, return False and leave `run`
+    unchanged.
     """
     try:
         items = _COMPACT_LINE.decode_lines(block)
@@ -591,7 +595,11 @@ def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactReco
 
 
 def _take_lines(run: Run, block: bytes, seen: IdSet, on_record: Callable[[Record], object]) -> None:
-    """Decode the lines of a block one by one, count the damaged lines, and pass the Records to `on_record`."""
+    """Decode the lines of `block` one by one, and pass each Record to `on_record`.
+
+    `seen` contains the ids of earlier Records, so that a second Record of a request is ignored. Other lines are stored
+    in `run`. Damaged lines are only counted.
+    """
     for line in block.split(b"\n"):
         if not line or line.isspace():
             continue

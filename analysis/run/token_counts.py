@@ -85,11 +85,11 @@ def is_total_valid(record: Record, total: int) -> bool:
 
 
 def _has_chunk_counts(record: Record) -> bool:
-    """Return True if the token count of each chunk is known.
+    """Return True if the number of tokens in each chunk of `record` is known.
 
-    Records of older versions do not state the source of the token counts (`chunk_counts` is empty). If the counts were
-    unknown, these versions recorded one token for each chunk. A chunk with more than one token therefore shows that the
-    counts are known.
+    The field `chunk_counts` states the source of these numbers. Records of older versions do not state the source. If
+    the numbers were unknown, these versions recorded one token for each chunk. In their Records, a chunk with more than
+    one token therefore shows that the numbers are known.
     """
     if record.chunk_counts:
         return record.chunk_counts != "chunk"
@@ -160,12 +160,14 @@ def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedToke
 def _looks_hidden(record: Record, chunks: int, total: int) -> bool:
     """Return True if the server probably generated `total - chunks` tokens without streaming them.
 
+    `total` is the number of tokens that the server reported, and `chunks` is the number of chunks of the response.
     Three conditions must hold:
 
     - Nearly all chunks are single words: `phrase_chunks <= PHRASES_SHARE_MAX * chunks`.
     - The text is too short for all tokens: `text_bytes < BYTES_PER_TOKEN_MIN * total`.
-    - Generating the additional tokens took time before the first chunk. The time from sending the request to the first
-      chunk is at least `PACE_MIN * pace * (total - chunks)`. Here `pace` is the mean time between chunks.
+    - The first chunk came so late that the other tokens may have been generated before it. The time from sending the
+      request to the first chunk is at least `PACE_MIN * pace * (total - chunks)`. Here `pace` is the mean time between
+      chunks.
     """
     if not record.text_bytes or chunks < 2 or record.sent_ns is None:
         return False

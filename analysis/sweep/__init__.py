@@ -148,10 +148,12 @@ def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
 def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
     """Return the throughput of an overloaded server in requests per second, or None if the server keeps up.
 
-    A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
-    complete per second. The throughput is the rate of complete requests. This rate may be too low in a run that was
-    ended early, because few requests are complete. For such a run, the result is the larger one of this rate and an
-    estimate from output tokens:
+    The server is overloaded at `load` requests per second in two cases: the run was ended early (`overloaded`), or
+    fewer than `CARRIED_SHARE * load` requests completed per second.
+
+    The throughput is the rate of complete requests in `summary`. In a run that was ended early, this rate may be too
+    low, because few requests are complete. For such a run, the rate is also estimated from the output tokens, and the
+    larger of the two rates is the result. The estimate is
 
         output tokens per second * sent requests / requested output tokens
     """

@@ -183,10 +183,13 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. If an end of the
-        capacity's confidence interval is nevertheless more than a factor of 2 away from its median, the method returns
-        a load between the two, unless a run near this load was already made. A run at such a load clearly meets or
-        violates the objectives.
+        `runs` are the runs so far. `bracketed` is True if at least one of them met the objectives and at least one
+        violated them.
+
+        There is an exception if `bracketed` is True, but an end of the capacity's confidence interval is still more
+        than a factor of 2 away from the median. The result is then a load between this end and the median, because a
+        run at such a load clearly meets or violates the objectives. The exception is skipped if a run near this load
+        was already made.
         """
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
@@ -227,10 +230,13 @@ class Search:
     def _likelihood(self, load: float, over: float) -> Floats:
         """Return, for each grid load, the likelihood of a run's result if this grid load is the capacity.
 
-        The run had the load `load`, and `over` is the probability that it exceeds the capacity. The likelihood is
-        `over` for grid loads below `load`, and `1 - over` for the others. First, `over` is limited to the range from
-        MIN_DOUBT to 1 - MIN_DOUBT. If a pilot (closed loops before the search) measured the full throughput, the step
-        at `load` is smoothed by RUN_SPREAD.
+        The run had the load `load`, and `over` is the probability that `load` exceeds the capacity. A grid load below
+        `load` has the likelihood `over`, because `load` exceeds such a capacity. Any other grid load has the likelihood
+        `1 - over`.
+
+        Before that, `over` is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT. If a pilot (closed loops before the
+        search) measured the full throughput, the likelihood does not jump at `load`. It changes gradually, with the
+        width RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:
@@ -244,8 +250,10 @@ class Search:
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
         """Return a weight for each load of the search grid. The weights only affect which load is tried next.
 
-        If runs have overloaded the server, loads below half of the lowest throughput in these runs have low weights.
-        Loads far from the predicted capacity also have low weights.
+        Two groups of loads have low weights:
+
+        - If `runs` have overloaded the server: loads below half of the lowest throughput in these runs.
+        - If the capacity was predicted: loads far from the prediction.
         """
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]
@@ -282,9 +290,11 @@ class Search:
 def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
     """Return the capacity according to runs at a fixed list of loads.
 
-    The capacity is the largest load that met the objectives, but only loads below the smallest violated load count. The
-    interval of the capacity extends from this capacity to the smallest violated load. Its lower end is 0 if no load
-    counts, and its upper end is None if no load violated the objectives.
+    The capacity is the largest load that met the objectives, among the loads below the smallest violated load. A
+    violated load is one whose run probably violated an objective. The interval of the capacity has these ends:
+
+    - Lower end: the capacity, or 0 if no load below the smallest violated load met the objectives.
+    - Upper end: the smallest violated load, or None if no load violated the objectives.
     """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)
@@ -308,13 +318,16 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
     """Return the probability that the server violates at least one objective at the load of this run.
 
-    The objectives must have passed `check_objectives`. `bounds` are the bounds of --goodput, which an objective on
-    `attainment` needs. Incomplete requests count as infinitely slow. An objective on a class of traffic judges the
-    requests of the class.
+    `frame` and `summary` contain the results of the run. The objectives must have passed `check_objectives`. `bounds`
+    are the bounds of --goodput, which an objective on `attainment` needs. An objective on a class of traffic judges the
+    requests of this class.
 
-    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the planned requests are
-    incomplete. Requests whose outcome has a separate objective are not counted as incomplete, such as rejected requests
-    if there is an objective `rejected < 20%`. In a run with classes of traffic, each class is checked.
+    Incomplete requests count as infinitely slow. In addition, the result is 1 if more than the share MAX_INCOMPLETE of
+    the planned requests is incomplete. In a run with classes of traffic, this rule applies to each class. It has two
+    exceptions:
+
+    - The rule does not apply if there is an objective on `complete`.
+    - An objective such as `rejected < 20%` allows some rejected requests, which then do not count as incomplete.
     """
     requests_of = {part.name: part.requests for part in summary.traffic} or {"": summary.requests}
     chance_met = 1.0
@@ -371,9 +384,9 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
 def autocorrelation_time(values: Floats, *bounds: float) -> float:
     """Return the number of consecutive values that count as one independent value.
 
-    The function compares `values` with several levels: `bounds` and the quantiles QUANTILES of `values`. For each
-    level, it computes the autocorrelation time of the series `values > level`. The result is the largest of these
-    times, multiplied by SHORT_RUN_FACTOR.
+    The function compares `values` with several levels: the values in `bounds`, and the quantiles QUANTILES of `values`.
+    Each level gives a series of True and False, `values > level`, whose integrated autocorrelation time is computed.
+    The result is the largest of these times, multiplied by SHORT_RUN_FACTOR.
     """
     levels = [*bounds, *(np.quantile(values, QUANTILES, method="lower"))]
     return SHORT_RUN_FACTOR * max(_integrated_time(values > level) for level in levels)
@@ -395,7 +408,11 @@ def _integrated_time(above: Booleans) -> float:
 
 
 def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> float:
-    """Return the probability that the server violates `objective` at the load of the run in `frame`."""
+    """Return the probability that the server violates `objective` at the load of the run in `frame`.
+
+    The result is 1 if no request is complete. `bounds` are the bounds of --goodput. They are needed for an objective on
+    `attainment`, which is the share of requests that meet these bounds.
+    """
     rows = np.flatnonzero(frame.inside)
     rows = rows[np.argsort(frame.due_ns[rows], kind="stable")]
     if not frame.complete[rows].any():
@@ -442,8 +459,12 @@ def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers)
 def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Floats]:
     """Return three arrays with one element per request: mean latency, number of violating samples, number of samples.
 
-    A sample violates the objective if it exceeds the bound. An incomplete request counts as if it had the mean number
-    of samples, all infinitely slow. A complete request without this latency has no samples."""
+    The samples are those of the latency that `objective` limits. For example, a request has one TTFT but many gaps
+    between tokens. A sample violates the objective if it exceeds the bound.
+
+    A complete request without this latency has no samples. An incomplete request counts as infinitely slow: it gets the
+    mean number of samples of the complete requests, all of which violate the objective.
+    """
     metric, sampled = LATENCIES[objective.figure], frame.sampled
     samples, offsets = metric.values(frame), metric.groups(frame)
     if offsets is None:

@@ -247,9 +247,12 @@ def _remarks(step: SweepStep, sweep: SweepResult) -> str:
 def _is_settled(sweep: SweepResult) -> bool:
     """Return True if the sweep reached its goal, else False.
 
-    A capacity search reaches its goal if the interval of the capacity is as narrow as requested, or if no further load
-    would be useful. A fixed list of loads reaches its goal if the capacity lies between two of these loads. If the list
-    has no objectives, it only has to be measured.
+    The goal depends on the sweep:
+
+    - Search for the capacity: the interval of the capacity is as narrow as requested, or no further load would be
+      useful.
+    - Fixed list of loads with objectives: the capacity lies between two loads of the list.
+    - Fixed list of loads without objectives: there is no capacity to find, so the result is always True.
     """
     if sweep.state is None:
         return sweep.fixed_loads
@@ -517,9 +520,10 @@ def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
 
 
 def _is_bracket_drawn(sweep: SweepResult) -> bool:
-    """Return True if the frontier chart shows both measured loads around the capacity.
+    """Return True if the frontier chart shows the nearest measured loads below and above the capacity.
 
-    The chart shows no load that overloaded the server, because a run that is ended early gives no valid throughput.
+    Return False if there is no such pair of loads, or if one of the two loads overloaded the server. The chart does not
+    show an overload, because a run that is ended early gives no valid throughput.
     """
     ends = _bracket(sweep)
     return ends is not None and all(step.verdict != "overload" for step in ends)

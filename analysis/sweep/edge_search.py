@@ -100,9 +100,11 @@ class EdgeSearch:
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
         """Return a load that may confirm an end of the capacity's confidence interval, or None if none is needed.
 
-        The server clearly kept up at loads up to `carried`, and clearly did not at loads from `exceeded`. If the upper
-        end of the interval is far above `exceeded`, the result is a load just above `exceeded`. Otherwise, if the lower
-        end is far below `carried`, the result is a load just below `carried`.
+        In `runs`, the server clearly kept up at loads up to `carried`, and clearly did not at loads from `exceeded`.
+        The interval may still be much wider than the range between these loads:
+
+        - If its upper end is far above `exceeded`, the result is a load just above `exceeded`.
+        - Otherwise, if its lower end is far below `carried`, the result is a load just below `carried`.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:
@@ -112,9 +114,13 @@ class EdgeSearch:
     def _narrowing_load(self, runs: Sequence[LoadObservation], low: float, middle: float, high: float) -> float | None:
         """Return a load whose run may narrow the confidence interval of the capacity, or None if there is no such load.
 
-        The interval extends from `low` to `high`, and `middle` is the estimated capacity. The result is `middle *
-        NARROW_EDGE` or `middle / NARROW_EDGE`. At these loads it is usually still clear whether the server is
-        overloaded. An end of the interval that is already close to `middle` is not narrowed.
+        The interval extends from `low` to `high`, and `middle` is the estimated capacity. `runs` are the runs so far.
+        The result is one of these loads, at which it is usually still clear whether the server is overloaded:
+
+        - `middle * NARROW_EDGE`, if `high` is not yet close to `middle`.
+        - `middle / NARROW_EDGE`, if `low` is not yet close to `middle`.
+
+        A load near that of an earlier run is not returned.
         """
         for end, load in ((high, middle * NARROW_EDGE), (low, middle / NARROW_EDGE)):
             untried = all(abs(np.log(run.load / load)) > NEAR / 2 for run in runs)

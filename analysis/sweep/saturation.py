@@ -93,10 +93,12 @@ def full_concurrency(levels: Sequence[PilotLevel]) -> float:
 
 
 def response_s(levels: Sequence[PilotLevel]) -> float:
-    """Return the response time in s at a rate of NEAR_FULL times the full throughput.
+    """Estimate the response time in seconds at the rate X, which is NEAR_FULL times the full throughput.
 
-    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. With
-    Little's law, this gives the response time `A / (1 - B * X)` at the rate X.
+    `levels` are the closed loops of the pilot, each with a fixed concurrency N. X lies between the throughputs of two
+    neighbouring levels. Between these levels, the response time is assumed to be a linear function `A + B * N`.
+    Little's law states `N = X * (response time)`, so the response time at the rate X is `A / (1 - B * X)`. If the first
+    level already reaches the rate X, the result is the response time of this level.
     """
     target = NEAR_FULL * full_rate(levels)
     upper = next(index for index, level in enumerate(levels) if level.rate >= target)

@@ -268,13 +268,12 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the properties of the part of `load` that one class of traffic gets: the fraction `share`, at most 1.
+    """Return the part of `load` that one class of traffic gets. `share` is the size of this part, such as 0.2.
 
-    The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
-    too. For other arrival processes, the distribution of the gaps in the class is unknown.
-
-    A closed loop is returned unchanged, because its clients were already divided among the classes. If `share` is 0,
-    the class has its own load, which is returned unchanged.
+    - The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
+      too. For other arrival processes, the distribution of the gaps in the class is unknown.
+    - A closed loop is returned unchanged, because its clients were already divided among the classes.
+    - If `share` is 0, the class has its own load, which is returned unchanged.
     """
     if not share or load.clients:
         return load
@@ -307,11 +306,11 @@ def load_of_traffic(loads: Mapping[str, LoadFacts]) -> LoadFacts:
 
 
 def with_shared_clients(classes: Sequence[TrafficClass], clients: int) -> list[TrafficClass]:
-    """Divide the clients of a closed loop among the classes of traffic in proportion to their shares.
+    """Divide the `clients` of a closed loop among the classes of traffic in proportion to their shares.
 
-    Return the classes with their numbers of clients. Classes without a share are not changed. The numbers are rounded
-    down, and the remaining clients go to the classes that lost the largest fractions. Raises PlanError if a class would
-    get no client.
+    Return the classes with their numbers of clients. Classes without a share are not changed. Each number is first
+    rounded down. The clients that remain go to the classes whose numbers lost the largest fractions. Raises PlanError
+    if a class would get no client.
     """
     exact = {traffic_class.name: clients * traffic_class.share for traffic_class in classes if traffic_class.share}
     numbers = {name: int(share) for name, share in exact.items()}

@@ -158,12 +158,14 @@ def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ
 
 
 def register_secret(text: str, *, source: str = "") -> None:
-    """Register a secret, so that `hide_secrets` removes it from now on.
+    """Register the secrets in `text`, so that `hide_secrets` removes them from now on.
 
-    Each word of `text` with at least MIN_SECRET_LENGTH characters is registered, also as JSON, URLs and HTML encode it,
-    and in lower and upper case. If a word is `user:password` in Base64, the password is registered too. `source` names
-    the option or variable that contains the secret. If `source` is given and no word is long enough, SecretError is
-    raised.
+    Each word of at least MIN_SECRET_LENGTH characters is a secret. It is registered in every form in which it may
+    appear: as JSON, URLs and HTML encode it, and in lower and upper case. If a word is `user:password` in Base64, the
+    password is registered too.
+
+    `source` names the option or variable that contains the secret. If `source` is given and no word is long enough,
+    SecretError is raised.
     """
     parts = {word.strip("\"'") for word in _WORD.findall(text)}
     if text.count(" ") != 1:
@@ -205,8 +207,9 @@ def register_environment_key() -> None:
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Return the text with every registered secret replaced by `***`.
 
-    By default, a truncated secret is replaced too, if at least `min(16, max(MIN_SECRET_LENGTH, len(secret) // 2))`
-    characters from its beginning or end remain. With `whole`, only complete secrets are replaced.
+    By default, the beginning or the end of a truncated secret is replaced too, if at least half of the secret remains.
+    For a long secret, 16 characters are enough. A part of fewer than MIN_SECRET_LENGTH characters is never replaced.
+    With `whole`, only complete secrets are replaced.
     """
     if not (_known and text):
         return text
@@ -230,9 +233,10 @@ def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
 
 
 def _hide_part(text: str, begin: str, rest: str) -> str:
-    """Replace every occurrence of `begin` in `text` by `***`.
+    """Replace every occurrence of `begin`, the first characters of a secret, in `text` by `***`.
 
-    Characters that follow the occurrence and are equal to the beginning of `rest` are replaced too.
+    `rest` is the remaining part of the secret. Characters after an occurrence are also replaced as long as they
+    continue the secret.
     """
     first, *others = text.split(begin)
     return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
@@ -509,10 +513,11 @@ def _is_key_file(name: str, value: str) -> bool:
 
 
 def _names_before(values: Sequence[Any], name: str) -> list[str]:
-    """Return, for each value of a list, the name that shows whether this value is a secret.
+    """Return, for each value of a list, the name by which `redact` decides whether the value is a secret.
 
-    If `name` is `header` or `at`, it is the name for all values. Otherwise `values` is a command line, and the name of
-    a value is the word before it. The option --at takes a time and a command, and both get the name `--at`.
+    If `name` is `header` or `at`, the values are headers or commands of --at, and `name` is the name of each value.
+    Otherwise `values` is a command line, and the name of a word is the word before it, such as `--api-key`. The option
+    --at takes a time and a command, and both get the name `--at`.
     """
     if name in ("header", "at"):
         return [name] * len(values)

@@ -94,9 +94,10 @@ class _CacheProbe:
         return self.grows()
 
     def grows(self) -> bool | None:
-        """Send the prompt. Return True if the counter of cached prompt tokens grows afterwards, and False otherwise.
+        """Send the prompt, and return True if the server's counter of cached prompt tokens grows within COUNTER_LAG_S
+        seconds.
 
-        Return None if the counter cannot be read before the prompt is sent.
+        Return False if the counter does not grow, and None if it cannot be read before the prompt is sent.
         """
         before = self._count()
         if before is None:

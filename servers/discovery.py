@@ -104,12 +104,13 @@ def resolve(
 class _ProbeClient:
     """Sends each GET request of a probe once, and caches the responses.
 
-    Some gateways of hosted servers have their OpenAI routes directly below the base URL, as in
-    `/api/v3/chat/completions`. If the list of models is at `/models` and not at `/v1/models`, all OpenAI routes are
-    requested without `/v1`.
+    Some hosted servers have their OpenAI routes directly below the base URL: `/api/v3/chat/completions` without `/v1`.
+    Such a server has its list of models at `/models` and not at `/v1/models`. All OpenAI routes are then requested
+    without `/v1`.
 
     If the first request takes more than FAR_S seconds, the server is far away. The requests that usually follow are
-    then sent side by side, over a separate connection each."""
+    then sent at the same time, over a separate connection each.
+    """
 
     def __init__(self, client: JsonClient, open_client: Callable[[], JsonClient], likely_paths: Iterable[str]) -> None:
         """Prepare a client that sends no request yet.
@@ -254,10 +255,10 @@ def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
 
 
 def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
-    """Return the direct URL of the Docker container whose published port is the port of `url`, or "" if there is none.
+    """Return the direct URL of the Docker container that serves `url`, or "" if there is none.
 
-    For each published port, Docker starts a `docker-proxy` process that copies every byte from loopback. The direct URL
-    avoids this process.
+    A container may publish a port on this machine. Docker then starts a process `docker-proxy`, which copies every byte
+    of a local connection to this port. The direct URL avoids this process. `proc` is the path of the proc file system.
     """
     requested = urlsplit(url)
     if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -377,9 +378,10 @@ def check_limits(
 def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
     """Return the number of output tokens that the server generates if a request asks for `output_tokens` tokens.
 
-    Most servers generate `output_tokens` tokens. Some servers generate long responses in pieces of fixed size. Such a
-    response usually ends with the piece that reaches `output_tokens`. It ends earlier if the next piece would exceed
-    the server's limit on prompt and output tokens."""
+    Most servers generate `output_tokens` tokens. Some servers generate long responses in whole pieces of a fixed size.
+    Such a response ends with the piece that reaches `output_tokens`, so it may be longer. It ends earlier if the next
+    piece would exceed the server's limit on prompt and output tokens.
+    """
     piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
     tokens = round_up_to_pieces(output_tokens, piece_tokens)
     if tokens <= piece_tokens:
@@ -399,10 +401,10 @@ def exceeded_request_limit(facts: ServerFacts, n: int, batch_size: int = 1) -> s
 
 
 def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple[str, str]]:
-    """Return the exceeded limits on the number of concurrent requests and on the total number of their inputs.
+    """Return the limits that a burst of `n` requests with `batch_size` inputs each exceeds.
 
-    `n` requests with `batch_size` inputs each are sent at the same time. The result has the form that `_exceeded`
-    returns.
+    Two quantities are checked: the number of requests at the same time, and the total number of their inputs. Each
+    limit is a pair of texts, as `_exceeded` returns it.
     """
     inputs = f"{n * batch_size} inputs at once" if batch_size > 1 else f"{n} requests at once"
     return [
@@ -412,10 +414,12 @@ def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple
 
 
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
-    """Return the limits that `value` exceeds, as pairs of a message and the server option that raises the limit.
+    """Return the limits of the server that `value` exceeds, each as a pair of texts.
 
-    `bounds` is the quantity that `value` counts, such as `total` or `requests`. Only limits of this quantity are
-    checked (see `ServerLimit.bounds`). `load` describes `value` in the message."""
+    The first text is a message that begins with `load`, such as `100 requests at once exceed its ...`. The second text
+    is the server option that raises the limit. `bounds` is the quantity that `value` counts, such as `total` or
+    `requests`. Only limits of this quantity are checked (see `ServerLimit.bounds`).
+    """
     exceeded: list[tuple[str, str]] = []
     for name, limit in BACKENDS[facts.name].limits.items():
         reported = facts.limits.get(name)

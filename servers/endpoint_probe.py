@@ -230,11 +230,12 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 
 
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
-    """Restore as many dropped fields as the server accepts, and return the accepted trial with the most fields.
+    """Add dropped fields to the request again, as far as the server accepts them. Return the last accepted trial.
 
-    Each dropped field is restored in turn, except for those in `start.dropped_fields`. `send` sends a test request, and
-    a field stays restored if the server accepts the request. `stream_options` is restored before
-    `continuous_usage_stats`, which is a field inside it.
+    `trial` is an accepted test request from which several fields were dropped, although the server may refuse only one
+    of them. Each dropped field is added again in turn, and `send` sends a test request with this field. The field stays
+    if the server accepts the request. Fields in `start.dropped_fields` are not tried, and at least one field stays
+    dropped. `stream_options` is added before `continuous_usage_stats`, which is a field inside it.
     """
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)

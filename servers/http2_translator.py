@@ -73,7 +73,11 @@ class Http2Stream:
             self.client.write(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, *, complete: bool) -> None:
-        """End the response. After an incomplete response, the caller closes the client's connection."""
+        """Mark the response as ended. `complete` is False if the response is incomplete.
+
+        The caller must close the client's connection after an incomplete response, so that the client notices the
+        missing part.
+        """
         if self.ended.done():
             return
         if complete and self._chunked:

@@ -385,10 +385,11 @@ class _DeadlineReader(io.RawIOBase):
         self._deadline_s = deadline_s
 
     def makefile(self, _mode: str) -> io.BufferedIOBase:
-        """Return a buffered reader that begins at the final response.
+        """Return a buffered reader of the response that begins after all interim responses.
 
-        http.client calls this method, because sockets have it. http.client skips only the interim response
-        `100 Continue`, so this method skips all other interim responses, such as `103 Early Hints`."""
+        http.client calls this method, because sockets have it. An interim response, such as `103 Early Hints`, precedes
+        the final response. They are skipped here, because http.client skips only `100 Continue`.
+        """
         reader = io.BufferedReader(self)
         try:
             for _ in range(INTERIM_RESPONSES_MAX):

@@ -35,9 +35,10 @@ class Closable(Protocol):
 
 @contextmanager
 def lifeline(end: Closable | None) -> Iterator[None]:
-    """Register `end` while the context is open, so that processes forked during this time can close it.
+    """Register `end`, this process's end of a pipe to a child process, while the context is open.
 
-    `end` is this process's end of a pipe to a child. A forked process closes it by calling `close_inherited`.
+    If another process is forked during this time, it inherits a copy of `end`. The forked process calls
+    `close_inherited`, which closes this copy. Otherwise the pipe would stay open after this process has ended.
     """
     assert end is not None
     _open.append(end)

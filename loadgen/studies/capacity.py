@@ -264,11 +264,12 @@ class SimulatedServer:
         return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest integer `power` for which the objectives are met at the rate `RATE_STEP**power`.
+        """Search for the highest rate at which the objectives are met. Return its exponent: the rate is
+        `RATE_STEP**power`.
 
         The rate is in requests per second. The model is simulated at this rate, and its latencies are multiplied by
-        `slowdown` before they are compared with the objectives. The result applies to a server that is slower than the
-        model by this factor, at the rate `RATE_STEP**power / slowdown`.
+        `slowdown` before they are compared with the objectives. The result therefore describes a server that is slower
+        than the model by this factor. Such a server meets the objectives at the rate `RATE_STEP**power / slowdown`.
 
         The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
         PlanError if they are met at every rate up to `RATE_STEP**MAX_POWER`.
@@ -313,13 +314,13 @@ class SimulatedServer:
     ) -> WorkerPools | None:
         """Return the smallest pools of workers with which a server meets the objectives at `per_s` arrivals per second.
 
-        The server is slower than the model by the factor `slowdown`. Pools of more than MAX_WORKERS workers consist of
-        equal parts that share the load, and one part is simulated. Return None if no pools that meet the objectives are
-        found.
+        The server is slower than the model by the factor `slowdown`. Pools of more than MAX_WORKERS workers are divided
+        into equal parts that share the load, and only one part is simulated.
 
-        The search begins with the pools `start` and enlarges them until they meet the objectives. It tries a larger
-        prefill pool and a larger decode pool, and keeps the one that comes closer to the objectives. If neither helps,
-        it enlarges both. Finally the search makes the pools smaller as long as they meet the objectives.
+        The search begins with the pools `start` and enlarges them until they meet the objectives. In each step, it
+        tries a larger prefill pool and a larger decode pool, and keeps the one that comes closer to the objectives. If
+        neither helps, it enlarges both. Finally the search makes the pools smaller as long as they meet the objectives.
+        Return None if no pools are found that meet the objectives.
         """
         parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
         prefill, decode = math.ceil(start.prefill / parts), math.ceil(start.decode / parts)

@@ -313,8 +313,8 @@ def format_cost(cost: float | None, option: CapacityOption) -> str:
 def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
     """Return a table as text, in the widest form that fits into LINE_WIDTH columns.
 
-    `rows` returns the rows of the table for a level from 0 to 3. With a higher level, the rows are narrower. If no form
-    fits, the narrowest one is returned.
+    `rows` takes a level from 0 to 3 and returns the rows of the table. Level 0 gives the widest table, and level 3 the
+    narrowest one. If no form fits, the narrowest one is returned.
     """
     tables = (align_columns(rows(level)) for level in range(4))
     table = ""

@@ -83,7 +83,10 @@ def request_facts(plan: Plan) -> RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit that the data sheet sets for one replica, or for one prefill worker and one decode worker."""
+    """The limit that the data sheet sets for one replica, or for one prefill worker and one decode worker.
+
+    No server can be faster than this limit.
+    """
 
     missed: str
     """The objective that a single request misses even at the limit; empty if it meets all."""
@@ -138,9 +141,10 @@ def physical_limit(
 
 
 def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestFacts, decode_s: float) -> float:
-    """Return the minimum in seconds of the latency that an objective limits, for a request that is alone on the server.
+    """Return the physical minimum in seconds of the latency that `objective` limits.
 
-    Return 0 if no minimum is known for this latency.
+    It applies to a request that is alone on the server. `decode_s` is the minimum time per output token. Return 0 if no
+    minimum is known for this latency.
     """
     if objective.figure in ("ttft", "ttft_due"):
         prompt, _ = deployment.prompt_parts(int(_length(objective, facts.prompts)))
@@ -153,7 +157,7 @@ def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestF
 
 
 def _length(objective: Objective, lengths: Any) -> float:
-    """Return the mean, the p99 or another statistic of `lengths` in tokens. The objective determines the statistic."""
+    """Return the statistic of `lengths` that `objective` names, such as the mean or the p99, in tokens."""
     if objective.percentile is not None:
         return float(np.quantile(lengths, objective.percentile, method="lower"))
     return float(getattr(lengths, objective.statistic)())
@@ -179,10 +183,11 @@ class LoadCurve:
     """Requests per second of one prefill worker that is busy for the allowed share of the time."""
 
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
-        """Return the highest rate at which the mean latencies meet the bounds of all objectives.
+        """Return the highest rate on this curve at which the mean latencies meet the bounds of all objectives.
 
-        The bounds are multiplied by `slack` before the comparison. The result is interpolated between the points of the
-        curve. Return None if even a single request misses a bound.
+        The bounds are multiplied by `slack` first, for example 1.1 to allow latencies that are 10% longer. The rate is
+        interpolated between the points of the curve. Return None if even the first point of the curve, a single
+        request, misses a bound.
         """
         excess = np.zeros(len(self.in_flight))
         for objective in objectives:
@@ -221,10 +226,11 @@ def formula_curve(
     separate: bool,
     objectives: Sequence[Objective] = (),
 ) -> LoadCurve:
-    """Return the mean latencies and the rates that a formula predicts for several numbers of requests in flight.
+    """Return the load curve of a deployment: predicted mean latencies and rates for several numbers of requests in
+    flight.
 
-    `separate` is True if prefill and decode have separate workers. In this case the `objectives` limit how busy the
-    prefill workers may be, because prompts wait longer for busy workers.
+    `separate` is True if prefill and decode have separate workers. The `objectives` are used only in this case. They
+    limit how busy the prefill workers may be, because prompts wait longer for busy workers.
     """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
@@ -238,12 +244,12 @@ def formula_curve(
 def _separate_curve(
     deployment: Deployment, load: Load, memory_fraction: float, objectives: Sequence[Objective]
 ) -> LoadCurve:
-    """Return the mean latencies and the rates of one decode worker and the prefill workers that it needs.
+    """Return the load curve of one decode worker and the prefill workers that it needs.
 
-    The result has one value for each number in `load.in_flight`, which counts only requests that decode. The wait of a
-    prompt for a prefill worker is that of a queue with constant service times (M/D/1). The share of the time for which
-    prefill workers are busy is between MIN_BUSY_SHARE and BUSY_SHARE. It is the largest share whose mean wait meets the
-    objectives.
+    A load curve contains mean latencies and rates for each number in `load.in_flight`, which counts only requests that
+    decode. A prompt waits for a prefill worker as in a queue with constant service times (M/D/1): the busier the
+    prefill workers, the longer the wait. They are assumed to be busy for the largest share of the time with which the
+    mean wait meets the objectives. This share is at least MIN_BUSY_SHARE and at most BUSY_SHARE.
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)
@@ -276,9 +282,10 @@ def _separate_curve(
 
 
 def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s: float) -> float:
-    """Return the longest TTFT that the objectives allow if an output token takes `tpot_s`.
+    """Return the longest TTFT with which a request of `output_tokens` output tokens still meets the objectives.
 
-    The result is infinite if no objective limits the TTFT.
+    `tpot_s` is the time per output token. The longer it is, the less time an objective on the E2E latency leaves for
+    the TTFT. The result is infinite if no objective limits the TTFT.
     """
     decode_s = max(0, output_tokens - 1) * tpot_s
     allowed_s = math.inf
@@ -293,8 +300,9 @@ def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s:
 
 
 def formula_slack() -> float:
-    """Return the factor by which the bounds of objectives are multiplied before predictions are compared with them.
+    """Return the factor by which bounds of objectives are multiplied before a formula's predictions are compared with
+    them.
 
-    Without the factor, the typical error of a prediction could exclude a configuration that meets the objectives.
+    Without this factor, the typical error of a prediction could exclude a configuration that meets the objectives.
     """
     return 1 + constant("step_error")

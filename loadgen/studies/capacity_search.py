@@ -233,7 +233,12 @@ class CapacitySearch:
         return sorted(candidates, key=lambda candidate: candidate.limit_cost)
 
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
-        """Return a configuration as a candidate, or None if memory, --max-gpus or the physical limit exclude it."""
+        """Return `configuration` as a candidate, or None if it cannot serve the load.
+
+        It is excluded if the model and the longest request do not fit into memory. It is also excluded by its physical
+        limit, if it misses an objective or needs more than --max-gpus GPUs even at this limit. With --exhaustive, a
+        missed objective does not exclude it.
+        """
         try:
             deployment = configuration.deployment(self.model, self.space)
         except HardwareError as error:
@@ -268,8 +273,8 @@ class CapacitySearch:
     def _cost(self, configuration: Configuration, pools: Sequence[ReplicaPool]) -> tuple[float, Purchase | None]:
         """Return the cost per hour of the GPUs in `pools`, and the purchase with this cost.
 
-        If the user gave no prices, the number of GPUs is returned as the cost. If the GPU has no price, the cost is
-        infinite.
+        `pools` contains the replicas that the load needs. If the user gave no prices, the number of GPUs stands for the
+        cost, and there is no purchase. If the GPU has no price, the cost is infinite.
         """
         if not self.prices:
             return float(sum(pool.replicas * pool.gpus for pool in pools)), None
@@ -292,8 +297,10 @@ class CapacitySearch:
     def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
         """Compute the load curve, the rate and the cost of a candidate with a formula.
 
-        Without --exhaustive, the candidate is excluded if even a single request misses an objective, or if too many
-        GPUs are needed.
+        Without --exhaustive, the candidate is excluded in two cases:
+
+        - Even a single request misses an objective.
+        - Too many GPUs are needed, even if each replica serves MARGIN times the rate that the formula predicts.
         """
         configuration = candidate.configuration
         policy = ENGINES[configuration.engine].preset().policy
@@ -382,7 +389,10 @@ class CapacitySearch:
         return self._cost(candidate.configuration, option.pools)[0] if option.gpus else math.inf
 
     def _add_intervals(self, simulated: Sequence[_Candidate]) -> None:
-        """Set the intervals of the cheapest options. Their ends are the results for a faster and a slower server."""
+        """Set the intervals of the cheapest options.
+
+        The ends of an interval are the results for a server that is faster than predicted, and for one that is slower.
+        """
         met = objectives_check(self.objectives)
         pairs = [(each.result, each.server) for each in simulated if each.result and each.server]
         best = sorted((pair for pair in pairs if pair[0].gpus), key=lambda pair: rank(pair[0]))
@@ -443,9 +453,10 @@ class CapacitySearch:
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
         """Return the points that are best by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        A point is included if no other point has both a lower cost and a lower TPOT. Points are left out if their TTFT
-        misses an objective, or if they need too many GPUs or separate workers. If there are more than PARETO_POINTS
-        points, about PARETO_POINTS evenly spaced ones are returned.
+        A candidate is a configuration, and a point is this configuration at one load. A point is returned if no other
+        point has both a lower cost per token and a lower TPOT. Points are left out if their TTFT misses an objective,
+        or if they need too many GPUs or separate workers. If there are more than PARETO_POINTS points, about
+        PARETO_POINTS of them are returned, evenly spaced.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
         for candidate in candidates:
@@ -543,8 +554,8 @@ class CapacitySearch:
 def completed_share(due_ns: Any, end_ns: Any) -> float:
     """Return the requests that end as a share of those that arrive: about 1, or less if the server is overloaded.
 
-    Arrivals and ends are counted in the second half of the time in which requests are due. The arguments are the due
-    time and the end of each request.
+    `due_ns` and `end_ns` contain the due time and the end of each request. Requests are due over some time. Arrivals and
+    ends are counted in the second half of this time.
     """
     begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
     arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())
@@ -553,10 +564,12 @@ def completed_share(due_ns: Any, end_ns: Any) -> float:
 
 
 def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS) -> WorkerPools | None:
-    """Return whole numbers of prefill and decode workers whose ratio is close to `prefill_workers` per decode worker.
+    """Return the numbers of prefill and decode workers for a ratio of `prefill_workers` prefill workers per decode
+    worker.
 
-    There are always enough prefill workers for the decode workers. Of all pairs with at most `max_workers` workers, the
-    one that wastes the least capacity is returned. Return None if there is no such pair.
+    The ratio may be a fraction, but the result consists of whole numbers. There are always enough prefill workers for
+    the decode workers. Of all pairs with at most `max_workers` workers, the pair that wastes the least capacity is
+    returned. Return None if there is no such pair.
     """
     best = None
     waste = math.inf

@@ -197,7 +197,10 @@ class SearchSpace:
 
 
 def _allows_experts(kind: EngineKind, groups: int, gpus: int) -> bool:
-    """Return True if an engine can divide the experts of a model among `groups` groups on `gpus` GPUs."""
+    """Return True if the engine `kind` can divide the experts of a model among `groups` groups.
+
+    For example, some engines allow only one group, or one group for each of the `gpus` GPUs.
+    """
     if groups == 1:
         return True
     return kind.experts == "any" or (kind.experts == "all" and groups == gpus)

@@ -33,7 +33,11 @@ def model_document(
 
 
 def run_data(name: str, index: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of one line of a chart. `index` determines the colour and the style of the line."""
+    """Return the data of one line of a chart, in the form that the page's scripts expect.
+
+    `name` is the label of the line, and `data` contains its values by column. `index` is the index of the line, which
+    determines its colour and its style.
+    """
     dash = DASHES[index // len(PALETTE) % len(DASHES)]
     return {"name": name, "colour": colour(index), "dash": dash, "window": None, "data": data}
 

@@ -178,11 +178,11 @@ def spare_replicas(replicas: int, down_share: float, availability: float = AVAIL
 
 
 def spares_of_pools(replicas: Sequence[int], down_shares: Sequence[float]) -> list[int] | None:
-    """Return the number of spare replicas of each pool.
+    """Return the number of spare replicas of each pool of replicas.
 
-    They ensure that enough replicas work in all pools at the same time with the probability AVAILABILITY. For each
-    pool, `replicas` contains the number of replicas that must work, and `down_shares` contains the share of the time
-    for which a replica is down. Return None if a pool alone needs MAX_SPARES or more spare replicas.
+    For each pool, `replicas` contains the number of replicas that must work, and `down_shares` contains the share of
+    the time for which a replica is down. With the spare replicas, enough replicas work in all pools at the same time,
+    with a probability of at least AVAILABILITY. Return None if a pool alone needs MAX_SPARES or more spare replicas.
     """
     spares: list[int] = []
     for number, share in zip(replicas, down_shares, strict=True):
@@ -216,9 +216,11 @@ def _binomial(number: int, down: int, down_share: float) -> float:
 
 
 def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
-    """Return the share of the time for which a spot replica of `gpus` GPUs is down.
+    """Return the share of the time for which a replica of `gpus` GPUs is down because of interruptions of spot
+    machines.
 
-    If one of its machines is interrupted, the replica is down for `recovery_minutes`.
+    A machine has `node_gpus` GPUs. If one of the replica's machines is interrupted, the whole replica is down for
+    `recovery_minutes`.
     """
     machines = math.ceil(gpus / node_gpus)
     down = price.interruptions_per_hour * machines * price.recovery_minutes / 60
@@ -252,8 +254,9 @@ def cheapest(
 def gpu_hour(prices: Sequence[GpuPrice], *, spot: bool) -> Purchase | None:
     """Return the lowest price of one GPU for an hour of work, or None if there is no price.
 
-    A spot machine does no work for a while after an interruption, but must be paid. The spot price per hour of work is
-    therefore higher than the listed spot price. Spare replicas are not included.
+    `prices` contains the prices of the GPU in each region. Spot prices are considered only if `spot` is True. A spot
+    machine does no work for a while after an interruption, but this time must be paid too. An hour of work therefore
+    costs more than the listed spot price. Spare replicas are not included.
     """
     purchases = [
         Purchase(price.on_demand.amount, price.on_demand.currency, price.region) for price in prices if price.on_demand

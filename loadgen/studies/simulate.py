@@ -147,7 +147,10 @@ class ServerModel:
 
     @property
     def changed_settings(self) -> list[str]:
-        """Options of `loadgen simulate` that limit the engine and replace its defaults, or the values of the twin."""
+        """Options of `loadgen simulate` that the user set and that limit the engine, such as `--kv-tokens`.
+
+        They replace the defaults of the engine, or the values of the twin.
+        """
         limits = {
             "--kv-tokens": self.kv_tokens,
             "--running-limit": self.running_limit,
@@ -316,7 +319,7 @@ def _run(
 
 
 def _with_name(say: Say, name: str) -> Say:
-    """Return a function that adds the name of a class of traffic to the beginning of each line and calls `say`.
+    """Return a function that calls `say` with each line, preceded by the name of a class of traffic, such as `chat: `.
 
     If the name is empty, the result is `say`.
     """
@@ -463,12 +466,17 @@ def _resolve_twin(plan: Plan, server_model: ServerModel, twin: Twin, draw: int |
 def _twin_accuracy(
     plan: Plan, server_model: ServerModel, twin: Twin, deployment: Deployment | None, *, elsewhere: bool
 ) -> str:
-    """Return a text with the typical error of a twin's predictions.
+    """Return a text with the typical error of the twin's predictions, or `not validated`.
 
     If the twin predicts the server that was measured, the text states the error of the fit. If it predicts another
     server (`elsewhere`), the text states the error of such predictions in published measurements. The text is `not
-    validated` if the scheduler version, the serving options or the limits of the engine differ from those of the
-    measured server. For another server, this is also the text if prompts of the plan share prefixes.
+    validated` in these cases:
+
+    - The scheduler version, the serving options or the limits of the engine differ from those of the measured server.
+    - For another server: the scheduler version is not the current one.
+    - For another server: its options were never measured (see `has_unmeasured_options`).
+    - For another server: prompts of the plan share prefixes.
+    - No error is known.
     """
     vintage = server_model.vintage or twin.vintage
     if server_model.serving != PLAIN_SERVING or vintage != twin.vintage or server_model.changed_settings:
@@ -485,11 +493,11 @@ def _twin_accuracy(
 def _host_constants(
     values: Mapping[str, float], engine: Engine, measured: Deployment, predicted: Deployment
 ) -> dict[str, float]:
-    """Convert a twin's constants for the time on the host (CPU) from the deployment `measured` to the deployment
-    `predicted`.
+    """Return the host constants of a twin, converted from the deployment `measured` to the deployment `predicted`.
 
-    The hardware tables contain typical host times for each kind of model, such as dense models and mixtures of experts.
-    The twin's constants are multiplied by the ratio of the typical times of the two deployments.
+    The host constants are the times that the engine needs on the CPU: per step, and per sequence of a step. The
+    hardware tables contain typical times for each kind of model, such as dense models and mixtures of experts. The
+    twin's constants are multiplied by the ratio of the typical times of the two deployments.
     """
     before, after = (typical_host_s(engine, PLAIN_SERVING.apply(deployment)) for deployment in (measured, predicted))
     return {name: values[name] * after[name] / before[name] for name in before}
@@ -699,10 +707,10 @@ def _prompts(plan: Plan) -> Prompts:
 
 
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-    """Return artificial token ids for a prompt that shares its beginning with other prompts. Return "" for any other
-    prompt.
+    """Return artificial token ids for a prompt of `input_tokens` tokens that shares its beginning with other prompts.
 
-    `shared` describes the shared beginning as consecutive spans of tokens.
+    `shared` describes the shared beginning as consecutive spans of tokens. If it is empty, the prompt shares nothing
+    and needs no ids, so the result is "". `number` determines the ids that only this prompt has.
     """
     if not shared:
         return ""
@@ -716,9 +724,9 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 def _with_models(
     keep: Callable[[Record | Telemetry], None], classes: Sequence[VirtualClass]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that sets the model of a Record if the Record has none, and then calls `keep`.
+    """Return a function that sets the model of a Record if the Record has none, and then calls `keep` with the Record.
 
-    The model split of the Record's class of traffic determines the model.
+    A class of traffic may be divided among several models. Its plan then determines the model of each request.
     """
     first_ids = [part.first_id for part in classes]
     mixes = [(part.plan.model_mix, part.plan.seed) for part in classes]
@@ -870,8 +878,8 @@ class VirtualRun:
     def _handle_arrival(self, due_ns: int) -> None:
         """Handle the next event outside the engine.
 
-        Either the front end finishes a batch, or a request becomes due at `due_ns`. The event that happens first is
-        handled.
+        There are two possible events: the server's front end finishes a batch of requests, or a request becomes due at
+        `due_ns`. The event that happens first is handled.
         """
         if self._front_end.busy_until_ns <= due_ns:
             for job in self._front_end.release():
@@ -930,11 +938,11 @@ class VirtualRun:
             self._keep(arrival, record, arrival.due_ns)
 
     def _release(self, part: VirtualClass) -> None:
-        """Start the waiting requests of a class in order, as far as its limit on requests in flight allows.
+        """Start the waiting requests of the class `part` in order, as far as its limit on requests in flight allows.
 
-        A waiting request may start when a request in flight ends. The engine is simulated ahead of the arrivals, so
-        this end may be later than the due time of the waiting request. In that case, the request is scheduled again for
-        the time of this end.
+        A waiting request may start when a request in flight ends. The engine is simulated ahead of the arrivals. The
+        end of a request may therefore be known before it happens, and be later than the due time of the waiting
+        request. In that case, the waiting request is scheduled again for the time of this end.
         """
         while part.waiting and part.free_ns:
             request = part.waiting.popleft()
@@ -1006,11 +1014,11 @@ class VirtualRun:
         job.owner.part.live -= 1
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
-        """Return token ids for the prompt of `arrival`, a request of a session graph. `progress` is the state of the
-        session.
+        """Return token ids for the prompt of `arrival`, a request of a session graph.
 
-        If the prompt continues a conversation, its ids begin with the ids of this conversation. If a later prompt
-        continues the conversation, the ids of this prompt and of its response are stored.
+        `progress` is the state of the session. If the prompt continues a conversation, its ids begin with the ids of
+        this conversation. If a later prompt will continue the conversation, the ids of this prompt and of its response
+        are stored for that prompt.
         """
         graph = progress.graph
         node = graph.nodes[arrival.node]

@@ -143,11 +143,13 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         return {name: value * self.transferred.get(name, fitted[name]) / fitted[name] for name, value in values.items()}
 
     def errors(self, *, elsewhere: bool = False) -> dict[str, float]:
-        """Return the relative error of each predicted figure, by the name of the figure.
+        """Return the relative error of each figure that the twin predicts, by the name of the figure.
 
-        By default, the errors are those of the fit (`residual`). If `elsewhere` is True, the twin predicts a server
-        with another GPU, model, number of GPUs or number format. In this case, the errors of the hardware model are
-        included. They are known for TTFT and TPOT, and the error for TPOT is also used for rates and for E2E latency.
+        By default, the twin predicts the measured server, and the errors are those of the fit (`residual`).
+
+        If `elsewhere` is True, the twin predicts a server with another GPU, model, number of GPUs or number format. The
+        errors of the hardware model are then included. They are known for TTFT and TPOT only. The error for TPOT is
+        also used for rates and for E2E latency.
         """
         if not elsewhere:
             return self.residual
@@ -193,9 +195,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
-    """Return the typical host times that the hardware tables contain for an engine and a kind of model.
+    """Return the times that `engine` typically needs on the host CPU, from the hardware tables.
 
-    The keys are `step_s` and `sequence_s`. The values are positive, because a fit multiplies them by factors.
+    The keys are `step_s` (per step) and `sequence_s` (per sequence of a step). The times depend on the kind of model,
+    dense or mixture of experts. They are never 0, because a fit multiplies them by factors.
     """
     step_s, sequence_s = deployment.host_s
     return {
@@ -205,7 +208,7 @@ def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
 
 
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
-    """Return a model of step durations with these constants.
+    """Return a model of step durations in which the constants of a twin have these `values`.
 
     The keys of `values` are the names in HARDWARE_CONSTANTS if there is a deployment, otherwise those in
     LINEAR_CONSTANTS.

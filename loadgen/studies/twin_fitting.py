@@ -116,10 +116,10 @@ class ObservedRun:
         return np.array(self.output_tokens) - 1
 
     def prefill_steps(self, ttft_s: Floats) -> int:
-        """Estimate the number of prefill steps of the engine from the TTFT of each request.
+        """Estimate the number of steps in which the engine computed prompts (prefill steps).
 
-        First tokens that arrive less than `median(TPOT) / 4` apart are assumed to come from the same prefill step.
-        `ttft_s` contains measured or simulated values.
+        `ttft_s` contains the measured or simulated TTFT of each request. The first tokens of several requests may come
+        from the same step. This is assumed if they arrive less than `median(TPOT) / 4` apart.
         """
         first_token_s = np.array(self.sent_ns) / 1e9 + ttft_s
         first_token_s = np.sort(first_token_s[~np.isnan(self.ttft_s + ttft_s)])
@@ -209,11 +209,12 @@ def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
 
 
 def _prompt_ids(record: Record, length: int, source: Workload, first_id: int) -> Sequence[int]:
-    """Return artificial token ids for a prompt. The simulated prefix cache recognises shared tokens by their ids.
+    """Return `length` artificial token ids for the prompt of `record`, or () if the prompt shares no tokens with other
+    prompts.
 
-    Two prompts begin with the same ids if the workload `source` gives them a common beginning. Return () if the prompt
-    shares no tokens. `first_id` is the id of the first request of the Record's class of traffic. Prompts of different
-    classes share no tokens.
+    The simulated prefix cache recognises shared tokens by their ids. Two prompts begin with the same ids if the
+    workload `source` gives them a common beginning. `first_id` is the id of the first request of the Record's class of
+    traffic. Prompts of different classes share no tokens.
     """
     if record.session is not None:
         first_token = record.session << 32
@@ -361,10 +362,10 @@ class FitProblem:
     def solve(self) -> Floats:
         """Return the logarithms of the constants that fit best.
 
-        The search starts at the best of several pairs of values for the two constants of the server's HTTP front end.
-        They are `request_s`, the time per request, and `path_s`, the time from the front end to the first step. One
-        pair is not enough, because the front end handles requests in batches, so the residuals are not smooth functions
-        of these constants.
+        The server's HTTP front end has two constants: `request_s` is the time per request, and `path_s` is the time
+        from the front end to the first step. Several pairs of values for these two constants are tried, and the search
+        starts at the best pair. One pair is not enough. The front end handles requests in batches, so the residuals are
+        not smooth functions of these constants.
         """
         from scipy.optimize import least_squares
 
@@ -374,11 +375,12 @@ class FitProblem:
         return np.asarray(solution.x)
 
     def bootstrap_draws(self, solution: Floats) -> Floats:
-        """Return the constants of DRAWS bootstrap samples, one row per draw.
+        """Return the constants of DRAWS bootstrap samples, one row per draw. Their spread shows the uncertainty of the
+        fit.
 
-        Each draw resamples the blocks of requests, and replaces the start values by random values from their prior
-        distribution. The result of a draw is computed by a linear approximation at `solution`, so that the runs need
-        not be simulated again.
+        `solution` contains the logarithms of the constants that fit best. Each draw resamples the blocks of requests,
+        and replaces the start value of each constant by a random value from its prior distribution. The result of a
+        draw is computed by a linear approximation at `solution`, so that the runs need not be simulated again.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -400,14 +402,15 @@ class FitProblem:
         return np.array(draws)
 
     def transferred_constants(self) -> dict[str, float]:
-        """Return the values of the constants for other hardware or another model.
+        """Return the values of the constants with which the twin predicts other hardware or another model.
 
-        A fitted value includes errors of the hardware model for the measured server. These errors do not apply to other
-        servers. The values returned here are therefore nearer to those of the hardware tables:
+        A fitted value also corrects errors of the hardware model for the measured server. Other servers do not have the
+        same errors. The values returned here are therefore nearer to those of the hardware tables. They come from a
+        second fit, which differs from the first one in these points:
 
         - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
-        - The prior has the width `transfer_spread`. It is small for the rates of kernels, because unusual kernel rates
-          are mostly a property of the measured server alone.
+        - The prior distribution of each constant has the width `transfer_spread`. The width is small for the rates of
+          kernels, because unusual kernel rates are mostly a property of the measured server alone.
         - The prior is a Cauchy distribution. Its heavy tails permit a server that differs much from the tables.
         """
         from scipy.optimize import least_squares
@@ -442,9 +445,9 @@ class FitProblem:
     def _median_residuals(self, logarithms: Floats) -> Floats:
         """Return the median error of TTFT and of TPOT for each run, in multiples of MODEL_ERRORS.
 
-        The values are divided by the square root of the number of runs, so that all runs together count as one
-        observation. Large errors of TTFT count less, because the model does not predict well how long requests wait if
-        the KV cache is full.
+        MODEL_ERRORS contains the typical errors of the hardware model. The values are divided by the square root of the
+        number of runs, so that all runs together have the weight of one run. Large errors of TTFT count less, because
+        the model does not predict well how long requests wait if the KV cache is full.
         """
         residuals = []
         for run in self.runs:
@@ -496,10 +499,11 @@ class FitProblem:
         return replay(run, self.limits, self._step_time[1], values)
 
     def _latency_residuals(self, logarithms: Floats) -> Floats:
-        """Return the weighted latency residuals of all runs.
+        """Return the weighted latency residuals of all runs, which the fit makes small.
 
-        They are sorted by run, then by latency (TTFT, TPOT, E2E latency), then by request. Let `e` be `log(simulated /
-        measured)`, and let `n` be the number of requests of the run for which this latency is known:
+        The constants of the simulation are `exp(logarithms)`. The residuals are sorted by run, then by latency (TTFT,
+        TPOT, E2E latency), then by request. Let `e` be `log(simulated / measured)`, and let `n` be the number of
+        requests of the run for which this latency is known:
 
             residual = weight * sign(e) * soft(e)
             weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE
@@ -518,9 +522,11 @@ class FitProblem:
         return np.concatenate(parts)
 
     def _latency_errors(self, run: ObservedRun, logarithms: Floats) -> dict[str, Floats]:
-        """Return `log(simulated / measured)` of each request of a run, for `ttft`, `tpot` and `e2e`.
+        """Return the error of the simulated latencies of each request of a run, for `ttft`, `tpot` and `e2e`.
 
-        `median(TPOT) / 2` is added to the simulated and the measured TTFT, as `_latency_residuals` explains."""
+        The constants of the simulation are `exp(logarithms)`. An error is `log(simulated / measured)`. Before the TTFTs
+        are compared, `median(TPOT) / 2` is added to both, as `_latency_residuals` explains.
+        """
         ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
         half_step_s = 0.0 if np.isnan(run.tpot_s).all() else np.nanmedian(run.tpot_s) / 2
         errors = {}
@@ -567,10 +573,11 @@ def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tup
 
 
 def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
-    """Compare simulated with measured latencies in each block of requests. The blocks divide the run in order of time.
+    """Compare the simulated latencies of the requests of `run` with the measured ones, block by block.
 
-    Return `log(median(simulated) / median(measured))` for each block. Blocks without a request that has both latencies
-    are left out.
+    The requests are divided into BLOCKS blocks in order of time (see `ObservedRun.blocks`). Return
+    `log(median(simulated) / median(measured))` for each block. A block is left out if none of its requests has both
+    latencies.
     """
     both = ~np.isnan(simulated) & ~np.isnan(measured)
     errors = []
@@ -653,10 +660,15 @@ def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
 
 
 def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
-    """Return the engine's work during the decoding of each request, and the decoding times in s.
+    """Return the engine's work while each request was decoded, and the decoding time of each request in s.
 
-    The work is one row of four counts per request: steps, output tokens, prompt tokens, and context tokens that the
-    steps read.
+    The work is one row of four counts per request. The counts include the tokens of all requests that the engine
+    handled during this time:
+
+    - steps.
+    - output tokens.
+    - prompt tokens.
+    - context tokens that the steps read.
     """
     at_s, owner_column, count = run.tokens.T
     owner = owner_column.astype(int)

@@ -230,9 +230,10 @@ def note_recording(answer: Answer, request: Request) -> None:
 
 
 def split_speech(body: bytes, complete: bool) -> Sequence[bytes]:
-    """Split an audio body into payloads: its header, the first byte after the header, and the remaining bytes.
+    """Split an audio body into three payloads: its header, the first byte of audio, and the remaining bytes.
 
-    If the body is complete, an empty payload is added, which stands for the end of the response.
+    The first byte is a separate payload, because the answer refers to its arrival as the first audio. If the body is
+    complete, an empty payload is added, which stands for the end of the response. An empty body has no payloads.
     """
     if not body:
         return []
@@ -286,7 +287,8 @@ def _not_audio(body: bytes, answer: Answer) -> str:
 def note_speech(answer: Answer, request: Request) -> None:
     """Store the duration of the audio in `answer` if the request asked for the format `pcm`.
 
-    The duration follows from the number of bytes. PCM has no header, so only the request shows that the audio is PCM.
+    Audio in this format has no header, so the response does not state its format or its duration. The duration is
+    computed from the number of bytes.
     """
     if request.body.get("response_format") == PCM_FORMAT and "audio_bytes" in answer.counts:
         answer.counts.setdefault("audio_us", answer.counts["audio_bytes"] * 1_000_000 // PCM_BYTES_PER_S)

@@ -181,9 +181,9 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def media_headers(self) -> dict[str, str]:
-        """The headers Content-Type and Accept, unless they have their usual values.
+        """The request headers Content-Type and Accept. A header with its usual value is left out.
 
-        Usually, the body of a request is JSON, and the response is an event stream.
+        The usual values stand for a request body in JSON, and for a response that is an event stream.
         """
         accept = self.accept or (EVENTS_TYPE if self.streams else JSON_TYPE)
         headers = {"Content-Type": self.content_type} if self.content_type != JSON_TYPE else {}
@@ -228,10 +228,10 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def max_piece_tokens(self) -> int:
-        """The largest `piece_tokens` of any server version, or 0 if no version generates responses in pieces.
+        """The largest `piece_tokens` of any version of the server, or 0 if no version generates responses in pieces.
 
-        A server that works in pieces generates a long response in parts of `piece_tokens` tokens. It always completes
-        the last part.
+        A server that works in pieces generates a long response in parts of `piece_tokens` tokens each. The last part is
+        always complete, so the response may be longer than requested.
         """
         return max((rule.piece_tokens for rule in self.versions), default=0)
 
@@ -239,8 +239,10 @@ class Dialect(msgspec.Struct, frozen=True):
 def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:
     """Return the largest number of output tokens that a request for `tokens` tokens can produce.
 
-    If the server generates in pieces and the request needs more than one piece, the number is rounded up to a whole
-    number of pieces: `ceil(tokens / piece_tokens) * piece_tokens`."""
+    Some servers generate long responses in whole pieces of `piece_tokens` tokens. With pieces of 100 tokens, a request
+    for 250 tokens produces up to 300. A request that needs only one piece is not rounded up. `piece_tokens` is 0 for
+    other servers, whose requests produce at most `tokens` tokens.
+    """
     if not piece_tokens or tokens <= piece_tokens:
         return tokens
     return -(-tokens // piece_tokens) * piece_tokens

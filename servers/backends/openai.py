@@ -380,12 +380,12 @@ def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool
 def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
     """Return True if chunk number `index`, which has no text, stands for a token.
 
-    A token may have no text, for example if it is half of a character. A chunk without text is therefore a token,
-    except if it only marks the start or the end of the response:
+    A token may have no text, for example if it is half of a character. A chunk without text is therefore a token, with
+    two exceptions:
 
-    - A chunk with a role marks the start and is not a token.
-    - A chunk with a finish reason marks the end. It is a token only if `missing` is True, which means that the server's
-      total exceeds the number of tokens that were counted so far.
+    - A chunk with a role only marks the start of the response, so it is not a token.
+    - A chunk with a finish reason usually only marks the end of the response. It is a token if `missing` is True: the
+      server's total then exceeds the number of tokens that were counted so far.
 
     Like `every_chunk_is_token`, this function is an EmptyRule.
     """
@@ -478,9 +478,12 @@ def _note_marks(
 ) -> None:
     """Store the number of cached prompt tokens and the end of the reasoning in the answer.
 
-    `answer.counts` gets the numbers of cached prompt tokens and of reasoning tokens, if the server reports them. If the
-    response begins with reasoning, the position at which the reasoning ends is also stored
-    (loadgen.servers.backends.reasoning). `runs[i]` is the number of repeated events that were dropped after event i.
+    - `answer.counts` gets the numbers of cached prompt tokens and of reasoning tokens, if the server reports them in
+      `details`, its `usage` object.
+    - If the response begins with reasoning, the position at which the reasoning ends is stored (see
+      loadgen.servers.backends.reasoning).
+
+    `runs[i]` is the number of repeated events that were dropped after event i.
     """
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
@@ -501,9 +504,11 @@ def _note_marks(
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the last nonempty `usage` object of a stream, and the number of events that were dropped after it.
+    """Return the last `usage` object of a stream that is not empty, and the number of events that were dropped after
+    it.
 
-    `usages[i]` is the `usage` object of event i. Events that repeat event i are dropped, and `runs[i]` is their number.
+    `usages[i]` is the `usage` object of the retained event i. Later events that only repeat event i were dropped, and
+    `runs[i]` is the number of these events.
     """
     for index in reversed(range(len(usages))):
         usage = usages[index]
@@ -526,12 +531,12 @@ def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, repo
     """Store how many tokens the server generated and counted, but did not stream (hidden tokens).
 
     `hidden` is the number of hidden reasoning tokens, or 0 if the server reports none. `reported` is True if the server
-    reports how many tokens are reasoning, so that all other tokens must have been streamed. Nothing is stored if the
-    server's count equals the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
+    reports how many tokens are reasoning. All other tokens must then have been streamed. Nothing is stored if the
+    server's count is equal to the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
 
-    If the chunks contain no token counts, every chunk with text counts as one token. The server's count may be higher
-    for two reasons: hidden tokens, or several tokens per chunk. A later check needs the size of the text to tell these
-    reasons apart, so the size is stored too.
+    If the chunks contain no token counts, every chunk with text counts as one token. The server's count may then be
+    higher for two reasons: hidden tokens, or several tokens per chunk. A later check needs the size of the text to tell
+    these two reasons apart, so the size is stored too.
     """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
@@ -578,11 +583,12 @@ def _shows_answer(choice: Choice) -> bool:
 def _read_running_totals(
     with_choice: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]
 ) -> bool:
-    """Set `tokens` from the running totals in the server's `usage` objects. Return True if the totals are usable.
+    """Set the token count of each event in `tokens` from the running totals in `usages`, if these totals are usable.
 
-    `with_choice` lists the indices of events that have a choice. The totals are usable if every event with text has a
-    total that exceeds the previous total by at least the number of tokens in this event. Events without text need no
-    total. If the totals are not usable, `tokens` stays unchanged, and the result is False.
+    `with_choice` lists the indices of the events that have a choice. Each event with text must have a running total.
+    The total must be larger than the previous one by at least the tokens that are already counted for this event.
+    Events without text need no total. Return True if the totals are usable. Otherwise `tokens` stays unchanged, and the
+    result is False.
     """
     totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
@@ -626,11 +632,11 @@ def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: 
 def _read_empty(
     with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
 ) -> None:
-    """Count one token for each choice that has neither text nor token ids, if `rule` accepts the choice as a token.
+    """Count each choice that has neither text nor token ids as one token, if `rule` says that it is a token.
 
     `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event, and is
     changed in place. `total` is the server's token count, or None. If the counts would add up to more than `total`,
-    nothing is changed: the server did not count all of these choices, and it is unknown which ones it counted.
+    nothing is changed. The server has then counted only some of these choices, and it is unknown which ones.
     """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []
@@ -645,10 +651,11 @@ def _read_empty(
 
 
 def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
-    """Count one token for each choice without text between the first text and the end of the stream.
+    """Count each choice without text as one token, if the counts of all events then add up to the server's count.
 
-    Such a choice may be half of a character, for example. Nothing is counted unless all tokens then add up to `total`,
-    the server's count.
+    Such a choice may be half of a character, for example. Only choices between the first text and the end of the stream
+    count. `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event,
+    and is changed in place. `total` is the server's count.
     """
     missing = total - sum(tokens)
     if missing <= 0:

@@ -81,9 +81,10 @@ def expected_output(body: bytes) -> ExpectedOutput | None:
 
 @lru_cache(maxsize=256)
 def _expected(fields_json: bytes) -> ExpectedOutput | None:
-    """Return what a request expects of its response, or None if the request has neither tools nor a schema.
+    """Return the tools and the schema that a request states for its response, or None if it states neither.
 
-    `fields_json` contains the fields of the request body that state tools and schemas. Schemas are compiled in advance.
+    `fields_json` contains the fields of the request body that state tools and schemas. If the request forbids tool
+    calls (`"tool_choice": "none"`), its tools do not count. Schemas are compiled here, so that later checks are fast.
     """
     fields = msgspec.json.decode(fields_json)
     tools = _tools(fields)
@@ -198,9 +199,9 @@ def _tools(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_schema(fields: Mapping[str, Any]) -> Any:
-    """Return the JSON schema that a request states for the text of its response.
+    """Return the JSON schema for the text of the response, from the `fields` of a request.
 
-    Return `"object"` if any JSON object is allowed, and None if the request states no schema.
+    Return `"object"` if the response may be any JSON object, and None if the request states no schema.
     """
     formats = (
         fields.get("response_format"),

@@ -170,10 +170,14 @@ def one_or_all(request: Request) -> Any:
 
 
 def query_and_documents(request: Request, documents_field: str) -> tuple[str, list[str]]:
-    """Split the inputs of a request into their common query and one document per input.
+    """Split the inputs of `request` into one query and one document per input. Return the query and the documents.
 
-    The query is the common beginning of all inputs, at most QUERY_WORDS words or half of the shortest input. If the
-    user's fields contain `documents_field`, the query is the whole prompt, and the list is empty."""
+    All inputs begin with the same words. These words are the query: at least one word, at most QUERY_WORDS words, and
+    at most half of the shortest input. The rest of each input is a document.
+
+    If the user has put documents into the field `documents_field` of the request, the whole prompt is the query, and
+    the list of documents is empty.
+    """
     texts = [text for text in (request.prompt, *request.batch) if isinstance(text, str)]
     assert len(texts) == 1 + len(request.batch), "queries and documents are text"
     if documents_field in request.body:

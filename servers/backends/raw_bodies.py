@@ -53,10 +53,11 @@ def added_fields(body: bytes, dialect: Dialect) -> tuple[bytes, ...]:
 
 
 def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
-    """Return the body with the added fields, and the dialect of the response.
+    """Return the body with the fields that the measurement needs, and the dialect that decodes the response.
 
-    `dialect` is the dialect of the request's path. The dialect of the response differs from it if the body has
-    `"stream": false`."""
+    `dialect` is the dialect of the request's path. It also decodes the response, unless the body has `"stream": false`.
+    In that case, the body is not changed, and the returned dialect decodes a response in one piece.
+    """
     if dialect.streams and _FIELDS.decode(body).stream is False:
         return body, in_one_piece(dialect)
     fields = added_fields(body, dialect) if dialect.streams else ()
@@ -69,9 +70,9 @@ def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
 
 @lru_cache(64)
 def in_one_piece(dialect: Dialect) -> Dialect:
-    """Return a copy of a dialect for decoding responses that are not streamed.
+    """Return a copy of `dialect` that decodes responses in one piece: one JSON object instead of a stream.
 
-    For example, the response to a body with `"stream": false` is not streamed.
+    For example, a server answers in one piece if the request has `"stream": false`.
     """
     return replace(
         dialect,

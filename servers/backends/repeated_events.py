@@ -1,7 +1,8 @@
-"""Finds runs of repeated events, so that most events of a response need not be decoded.
+"""Finds repeated events in the stream of a response, so that most events need not be decoded.
 
-A repeated event differs from the event before it only in the text of one token, and in totals that are larger by one.
-Repeated events are dropped before a response is decoded, and their tokens are added at the end.
+A repeated event differs from the event before it only in its text, which is one token, and in its running totals, which
+are larger by one. Repeated events are dropped before a response is decoded, and their tokens are added at the end. For
+example, the next event may have another text, and totals of 10 and 6:
 
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
     └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
@@ -51,10 +52,11 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads, but drop repeated events: those that differ from the previous one only in text and totals.
+    """Decode the payloads of a response, but leave out repeated events.
 
-    `is_plain_token` returns True if an event stands for exactly one token, and contains nothing about this token except
-    its text. Only such events can be dropped. Returns:
+    A repeated event differs from the event before it only in its text and in its running totals. Only events for which
+    `is_plain_token` returns True can be dropped. Such an event stands for exactly one token, and contains nothing about
+    this token except its text. Return:
 
     - the retained payloads, which always include the first two.
     - the decoded events of these payloads, whose running totals do not include the tokens of dropped events.
@@ -92,9 +94,10 @@ def drop_repeats(
 
 
 def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
-    """Return the answer with one more token for each event that `drop_repeats` dropped.
+    """Return the answer with one token added for each event that `drop_repeats` dropped.
 
-    `runs` contains the number of events that were dropped after each retained event.
+    `runs[i]` is the number of events that were dropped after the retained event i. The position of the end event is
+    corrected too.
     """
     if not any(runs):
         return answer
@@ -108,11 +111,13 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Return the number of consecutive events after event `first` that repeat this event with other text.
+    """Return how many events that follow the event `first` repeat it with other text.
 
-    Event `first` stands for one token. A repetition has the same bytes except for the text, which must not be empty. If
-    event `first` reports the running total `total`, the total must also grow by one per event. The result may be too
-    small, but is never too large."""
+    The event `first` stands for one token. A repetition has the same bytes except for its text, which must not be
+    empty. `total` is the running total of tokens that the event `first` reports, or None. If there is a running total,
+    it must grow by one with each event. The count ends before the first event that is no repetition. The result may be
+    too small, but is never too large.
+    """
     payload = payloads[first]
     following = payloads[first + 1 :]
     text = _TEXT.search(payload)
@@ -152,10 +157,11 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the ends of an event (the bytes after its text) for running totals from 0 to `count` - 1 tokens.
+    """Return the possible ends of an event, which are the bytes after its text. Return one end per running total.
 
-    `template` is the end of an event with a `%d` in place of each token count. The i-th `%d` is replaced by the running
-    total plus `offsets[i]`. The result is cached, because responses to prompts of equal length have the same ends.
+    The running totals are 0 to `count` - 1 tokens. `template` is the end of an event with a `%d` in place of each token
+    count. The i-th `%d` is replaced by the running total plus `offsets[i]`. The result is cached, because responses to
+    prompts of equal length have the same ends.
     """
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 

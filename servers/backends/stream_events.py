@@ -24,10 +24,11 @@ def decode_events(
 ) -> tuple[list[Event], str]:
     """Decode one event per payload, up to the first unreadable event.
 
-    Returns the events and a description of the unreadable event ("" if there is none). The description contains the
-    index of this event in the response. `number` is the index of the first payload in the response. `[DONE]` becomes an
-    empty event, so that event i belongs to payload i. Events that the typed decoder refuses are decoded by
-    loadgen.servers.backends.lenient."""
+    Return the events and a description of the unreadable event ("" if there is none). If `decoder` refuses an event,
+    the event is decoded leniently (see loadgen.servers.backends.lenient). `[DONE]` becomes an empty event, so that
+    event i belongs to payload i. `number` is the index of the first payload in the whole response, which the
+    description needs.
+    """
     events: list[Event] = []
     try:
         events.extend(map(decoder.decode, payloads))  # if one raises, the events before it are kept
@@ -41,9 +42,10 @@ def _decode_leniently(
 ) -> tuple[list[Event], str]:
     """Decode the rest of a stream after the typed decoder has refused an event.
 
+    The refused event is decoded leniently (see loadgen.servers.backends.lenient). `events` holds the events before it,
+    and `error` is the decoder's error. `number` is the index of `payloads[0]` in the whole response.
+
     Return all events up to the first unreadable one, and a description of the unreadable event ("" if there is none).
-    `events` holds the events before the refused event, and `error` is the decoder's error. `number` is the index of
-    `payloads[0]` in the response.
     """
     remaining = islice(payloads, len(events) + 1, None)
     while True:
@@ -72,10 +74,12 @@ def join_halves(text: str) -> str:
 def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
     """Set the number of output tokens of an answer, and check how its stream ended.
 
-    The number of output tokens is `total`, as reported by the server. If `total` is None, or 0 although tokens were
-    streamed, the tokens of all events are added up instead. `broken` describes an unreadable event ("" if there is
-    none). After an unreadable event, or if tokens follow the end marker, the answer gets an error, and its `end_event`
-    becomes None."""
+    `total` is the number of output tokens that the server reported. If it is None, the tokens of all events are added
+    up instead. The tokens are also added up if `total` is 0 although tokens were streamed.
+
+    `broken` describes an unreadable event ("" if there is none). The answer gets an error, and its `end_event` becomes
+    None, in two cases: an event is unreadable, or tokens follow the end marker.
+    """
     streamed = sum(answer.tokens)
     if total == 0 and streamed:
         total = None

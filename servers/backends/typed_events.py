@@ -38,10 +38,12 @@ class Totals(NamedTuple):
 
 
 def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None], totals: Totals) -> Answer:
-    """Return an Answer with the tokens of each event and the counts of the server.
+    """Return an Answer for the events of a stream, with the number of tokens in each event.
 
-    `pieces` has the content of each event up to the first unreadable event, and None for an event without content. The
-    caller adds the end of the response and calls `finish_answer`."""
+    `payloads` are the events, and `totals` are the token counts that the server reported. `pieces` has one item for
+    each event up to the first unreadable event. The item is the generated content of the event, or None if it has no
+    content. The caller then sets the end of the response and calls `finish_answer`.
+    """
     tokens = [int(piece is not None and piece.text != "") for piece in pieces]
     answer = Answer(tokens + [0] * (len(payloads) - len(pieces)), chunk_counts="chunk")
     answer.prompt_tokens = totals.prompt or None
@@ -60,9 +62,11 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
 def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
     """Set the total token counts of an Answer that `build_answer` returned, and return the Answer.
 
-    The caller must set `answer.end_event` first. `broken` describes an unreadable event ("" if there is none). If the
-    server counted more tokens than it sent pieces, the length of the text is stored in the Answer. A later check uses
-    this length to find out whether pieces contain several tokens, or whether tokens were not streamed.
+    The caller must set `answer.end_event` first. `broken` describes an unreadable event ("" if there is none).
+
+    The server may have counted more tokens than it sent pieces. Either pieces contain several tokens, or some tokens
+    were not streamed. A later check needs the length of the text to tell these two cases apart. The length is therefore
+    stored in the Answer.
     """
     finalise(answer, totals.output, broken)
     if answer.counted_by == "wire":
@@ -97,10 +101,11 @@ def _hidden_reasoning(pieces: Sequence[GeneratedPiece | None], totals: Totals) -
 
 
 def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, hidden: int) -> None:
-    """Count each piece without text as one token, if the piece comes after the first piece with text.
+    """Count each piece without text as one token, if this explains all tokens that are missing from the count.
 
-    Pieces are counted in this way only if the sum of all tokens then equals the server's total. `hidden` is the number
-    of tokens that the server counted but did not stream.
+    The number of missing tokens is the server's total, minus the tokens that were counted so far, minus `hidden`.
+    `hidden` is the number of tokens that the server counted but did not stream. Only pieces after the first piece with
+    text are counted, and only if their number is equal to the number of missing tokens.
     """
     missing = (totals.output or 0) - hidden - sum(answer.tokens)
     first = next((index for index, tokens in enumerate(answer.tokens) if tokens), len(pieces))

@@ -199,8 +199,8 @@ class Gpu:
     def effective_format(self, number_format: Format) -> Format:
         """Return the format in which this GPU stores weights and computes GEMMs if `number_format` is requested.
 
-        If the tensor cores do not support the requested format, the weights are stored in the requested format, but
-        GEMMs compute in bf16.
+        If the tensor cores support the requested format, it is returned unchanged. Otherwise, the weights are stored in
+        the requested format, but GEMMs compute in bf16.
         """
         if number_format.compute_type in self.peaks:
             return number_format

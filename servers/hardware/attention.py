@@ -51,7 +51,9 @@ class StepSequences:
 
     @property
     def outputs(self) -> Any:
-        """Number of tokens for which the output head predicts the next token."""
+        """Number of tokens for which the output head computes logits: one per prompt, and all new tokens of decoding
+        sequences.
+        """
         return self.prompts + self.decoding * self.queries
 
 
@@ -132,8 +134,9 @@ def attention_kernel_s(deployment: Deployment, kind: str, sequences: StepSequenc
 def _latent_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, Any]:
     """Return the durations of latent attention in one layer as (prefill, decode).
 
-    Prefill expands the cache to the keys and values of each head. Decode multiplies queries by the expansion matrix
-    instead. All heads then share one cache entry per token, which is read only once.
+    Latent attention caches one compressed vector per token. Prefill expands these vectors to the keys and values of
+    each head. Decode multiplies the queries by the expansion matrix instead. All heads then share the compressed
+    vectors, which are read only once.
     """
     model = deployment.model
     latent = model.latent

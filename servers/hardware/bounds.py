@@ -70,9 +70,10 @@ class PhaseKernels:
     by_length: Callable[[int], list[KernelWork]] | None  # For the size that attention grows with
 
     def by_size(self, index: int) -> Callable[[int], KernelWork] | None:
-        """Return a function that takes a size and returns the kernel `index` of the phase for this size.
+        """Return a function that takes a size and returns the kernel with the index `index` for this size.
 
-        The result is None if the kernel does not depend on a size.
+        For attention, the function calls `by_length`. For other kernels, it calls `by_tokens`. The result is None if
+        the kernel does not depend on a size.
         """
         is_attention = self.works[index].kernel in ATTENTION_NAMES.values()
         kernels = self.by_length if is_attention else self.by_tokens
@@ -147,9 +148,13 @@ def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> 
     """Return what binds each kernel of the training of one micro-batch: compute, memory or latency.
 
     The training consists of the forward pass, the backward pass and the optimiser step. The micro-batch has
-    `micro_batch` sequences of `sequence` tokens. `KernelBound.compute_from` is the number of tokens from which a kernel
-    is bound by compute. For attention, the tokens of one sequence count. For other kernels, the tokens of the whole
-    micro-batch count. For the optimiser, `compute_from` is None.
+    `micro_batch` sequences of `sequence` tokens.
+
+    The field `compute_from` of a kernel is the smallest number of tokens at which compute binds the kernel:
+
+    - For attention, the tokens of one sequence count.
+    - For the optimiser, the field is None.
+    - For all other kernels, the tokens of the whole micro-batch count.
     """
     if not deployment.model.plain:
         raise HardwareError(f"training is modelled for dense models only, and {deployment.model.name} is none")
@@ -215,10 +220,10 @@ def _peak(gpu: Gpu, work: KernelWork) -> float:
 
 
 def _compute_from(gpu: Gpu, by_batch: Callable[[int], KernelWork]) -> int | None:
-    """Return the smallest batch at which the kernel computes for at least as long as it reads memory.
+    """Return the smallest batch with which a kernel needs at least as long for compute as for memory.
 
-    `by_batch` returns the kernel for a batch. The arithmetic intensity grows with the batch, so a bisection finds the
-    smallest batch. The result is None if it would exceed MAX_BATCH.
+    `by_batch` takes a batch and returns the kernel for it. With a larger batch, a kernel computes more for each byte
+    that it reads, so a bisection finds the smallest batch. Return None if this batch is larger than MAX_BATCH.
     """
 
     def binds(batch: int) -> bool:
@@ -401,10 +406,7 @@ def _times(work: KernelWork, factor: float) -> KernelWork:
 
 
 def _trained(work: KernelWork) -> KernelWork:
-    """Return a copy of `work` with its expected duration in training. `work` must be a GEMM.
-
-    A GEMM takes longer in training than in isolation.
-    """
+    """Return a copy of the GEMM `work` with a longer expected duration, because a GEMM takes longer in training."""
     return replace(work, expected=lambda: work.expected() / constant("training_share"))
 
 

@@ -87,10 +87,10 @@ def dissect_serving(
 
 
 def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
-    """Return how far off predictions of the speed-up between two GPUs are, according to measurements.
+    """Return how far predictions of the speed-up from `before` to `after` were from measurements.
 
-    The measurements have one replica per GPU, and the same TP and number of requests in flight on both GPUs. The
-    speed-up of any other pair of states is not validated.
+    In the measurements, each of the two GPUs served one replica, with the same TP and the same number of requests in
+    flight. The speed-up of any other pair of states is not validated.
     """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)
@@ -209,5 +209,5 @@ def _with_deployment(state: ServingState, **fields: Any) -> ServingState:
 
 
 def _with_gpus(state: ServingState, like: ServingState) -> ServingState:
-    """Return a copy of `state` with the tensor parallelism and the number of replicas of `like`."""
+    """Return a copy of `state` with as many GPUs per layer and as many replicas as the state `like`."""
     return replace(_with_deployment(state, tensor=like.deployment.tensor), replicas=like.replicas)

@@ -186,10 +186,11 @@ def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
 
 
 def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> list[FactorChange[TrainingSetup]]:
-    """Return the changes that turn the setup `old` into the setup `new`, in the order in which they are applied.
+    """Return the changes that turn the training job `old` into the job `new`, in the order in which they are applied.
 
-    Each change replaces one property of the first GPU, or of the training job on it, by that of the second GPU.
-    `middle` is the fastest setup on the second GPU with the batch and the number of GPUs of `old`.
+    Each change replaces one property of the first GPU, or one setting of the job on it, by that of the second GPU.
+    `middle` is the fastest setup on the second GPU with the batch and the number of GPUs of `old`. It provides the
+    settings that depend on the memory, such as the micro-batch.
     """
     changes = [
         _on_gpu(compute_change(old.gpu, new.gpu, old.number)),

@@ -1,9 +1,11 @@
 """Divides the speed-up from one GPU to the next into factors: compute rate, number format, memory, link, and so on.
 
 A factor replaces one property of the first GPU by that of the second GPU. The factors are applied one after the other.
-Each factor has a gain, and the product of all gains is the whole speed-up. The gain of a factor depends on the order of
-the factors. Its `share` does not depend on the order: `share` is the geometric mean of the gain over all allowed orders
-(the Shapley value of the logarithm of the speed).
+The gain of a factor is the speed with the factor divided by the speed before. The product of all gains is the whole
+speed-up.
+
+The gain of a factor depends on the order of the factors. Its `share` does not: `share` is the geometric mean of the
+gain over all allowed orders (the Shapley value of the logarithm of the speed).
 
 dissect_serving.py and dissect_training.py define the factors of inference and of training.
 """
@@ -38,10 +40,10 @@ UNLIMITED_BYTES = 1e18
 
 @dataclass(frozen=True, slots=True)
 class FactorChange(Generic[State]):
-    """A change that replaces one property of the first GPU by the same property of the second GPU.
+    """A change that replaces one property of the first GPU, such as its memory bandwidth, by that of the second GPU.
 
     `before` and `after` are the values of the property on the two GPUs, as text. `apply` takes a state and returns the
-    state with the new value.
+    state with the new value. A state is a GPU, a server with its load, or a training job.
     """
 
     name: str
@@ -141,7 +143,8 @@ def divide_speed_up(
 ) -> list[SpeedFactor]:
     """Apply the changes to the state `start` one after the other, and return one SpeedFactor per change.
 
-    A SpeedFactor contains the gain in speed that is due to its change.
+    `start` is a server with its load, or a training job. `speed` returns the speed of a state. A SpeedFactor contains
+    the gain in speed that is due to its change.
     """
     logarithms = _log_speeds(start, changes, speed)
     shares = _mean_gains(changes, logarithms)
@@ -166,10 +169,10 @@ def divide_speed_up(
 def _log_speeds(
     start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
 ) -> dict[int, float]:
-    """Return the logarithm of the speed for every allowed set of changes. Bit i of a key is 1 if change i is applied.
+    """Return the logarithm of the speed for every allowed set of changes that are applied to the state `start`.
 
-    A change may need other changes (`FactorChange.needs`). A set is allowed if it contains everything that its changes
-    need.
+    A key of the result describes a set: bit i is 1 if change i is applied. A change may need other changes
+    (`FactorChange.needs`). A set is allowed if it also contains all changes that its members need.
     """
     bits = {change.name: 1 << index for index, change in enumerate(changes)}
     logarithms = {}
@@ -187,9 +190,10 @@ def _log_speeds(
 def _mean_gains(changes: Sequence[FactorChange[State]], logarithms: Mapping[int, float]) -> list[float]:
     """Return the mean gain of each change, over all orders in which the changes may be applied.
 
-    A gain is the logarithm of the ratio of the speeds with and without the change. `logarithms` maps each allowed set
-    of applied changes, as a bit mask, to the logarithm of the speed. An order starts with the empty set and adds one
-    change after another. Only orders whose sets are all in `logarithms` count.
+    The gain of a change is the growth of the logarithm of the speed when the change is applied. The gain depends on the
+    changes that were applied before. `logarithms` maps each allowed set of applied changes to the logarithm of the
+    speed. Bit i of a key is 1 if change i is applied. An order begins with the empty set and adds one change after
+    another. An order counts only if all of its sets are in `logarithms`.
     """
     everything = (1 << len(changes)) - 1
     bits = [1 << index for index in range(len(changes))]
@@ -308,7 +312,8 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
     """Return the change that replaces the memory capacity of the GPU `old` by that of the GPU `new`.
 
-    `apply` takes a state, and adapts its requests in flight or its training settings to the memory of `new`.
+    `apply` takes a state: a server with its load, or a training job. It returns the state with the number of requests
+    in flight, or with the training settings, that suit the memory of `new`.
     """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
@@ -317,7 +322,7 @@ def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> Fact
 def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
     """Return the change that replaces the times to start and end kernels by those of the GPU `new`.
 
-    The times of all kernels are replaced. The result shows only the time to start and end attention.
+    The change applies to all kernels, but its texts `before` and `after` show only the time of an attention kernel.
     """
 
     def apply(card: Gpu) -> Gpu:
@@ -338,14 +343,15 @@ def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def format_changes(
     formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
 ) -> list[FactorChange[State]]:
-    """Return the changes from the number format of the first GPU to that of the second GPU.
+    """Return the changes that replace the number format of the first GPU by that of the second GPU.
 
-    `formats` are the two number formats, and `cards` are the two GPUs. `with_format` takes a state and a format, and
-    returns the state in this format. Most changes of the format are one step. A change from 16 bits to 4 bits has two
-    steps, with 8 bits in between, if the second GPU computes in 8 bits.
+    `formats` are the two number formats, and `cards` are the two GPUs. `with_format` takes a state (a server with its
+    load, or a training job) and the name of a format. It returns the state in this format.
 
-    Each step needs the previous step. A step also needs the change of the compute rate if the two GPUs compute the new
-    format differently, for example because only one of them supports it.
+    Most changes of the format are one step. A change from 16 bits to 4 bits has two steps, with 8 bits in between, if
+    the second GPU computes in 8 bits. A step can be applied only after the step before it. If the two GPUs compute the
+    new format differently, for example because only one of them supports it, a step can be applied only after the
+    change of the compute rate.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []
@@ -366,11 +372,11 @@ def _apply_format(state: State, with_format: Callable[[State, str], State], name
 
 
 def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
-    """Return a list of number formats that begins with `old` and ends with `new`.
+    """Return the number formats through which a change from `old` to `new` passes, including `old` and `new`.
 
-    If `new` has fewer bits than `old`, the list also contains the formats of FORMATS_BY_BITS between these two in which
-    the tensor cores of `card` compute. For this purpose, bf16 counts as fp16. If `old` or `new` is not in
-    FORMATS_BY_BITS, the list contains only `old` and `new`.
+    For example, a change from fp16 to nvfp4 passes through fp8 if the tensor cores of `card` compute in fp8. Only
+    formats of FORMATS_BY_BITS can lie in between, and they have fewer bits than `old` and more bits than `new`. For
+    this purpose, bf16 counts as fp16. If `old` or `new` is not in FORMATS_BY_BITS, no format lies in between.
     """
     names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
     if any(name not in FORMATS_BY_BITS for name in names):
@@ -381,9 +387,10 @@ def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
 
 
 def _format_growth(before: str, after: str, card: Gpu) -> float:
-    """Return the factor by which the peak FLOP/s of a GPU grow if the number format changes from `before` to `after`.
+    """Return the factor by which the GPU `card` gets faster if the number format changes from `before` to `after`.
 
-    If the peak is equal in both formats, return the bytes per weight in `before` divided by those in `after`.
+    The factor is the ratio of the peak FLOP/s in the two formats. If the peaks are equal, only the weights get smaller.
+    The factor is then the bytes per weight in `before` divided by those in `after`.
     """
     peaks = [_peak(card, name) for name in (before, after)]
     stored = [number_format(name).weight_bytes for name in (before, after)]

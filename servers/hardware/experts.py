@@ -62,8 +62,9 @@ def touched_experts(experts: Experts, tokens: Any) -> Any:
 def route(experts: Experts, tokens: Any, groups: int) -> Routing:
     """Return the expected work of the busiest group of GPUs. Each of the `groups` groups holds a part of the experts.
 
-    The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))`
-    standard deviations. This sum approximates the expected maximum of `groups` normal variables.
+    The tokens choose experts at random, so some groups get more work than others. The work of one group has a binomial
+    distribution. The result is its mean plus `sqrt(2 * ln(groups))` standard deviations. This sum approximates the
+    expected maximum of `groups` normal variables.
     """
     mean_touched = touched_experts(experts, tokens) / groups
     mean_rows = as_float(tokens) * experts.per_token / groups
@@ -83,7 +84,7 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
     """Return the duration of a grouped GEMM: one kernel that computes a GEMM for every expert that has tokens.
 
     `stored` is the number format of the weights. The GEMM of an expert is `[rows, k] @ [k, n]`, with one row per token
-    of the expert. The kernel computes whole tiles of rows, which adds half a tile per expert on average.
+    of the expert. The kernel computes whole tiles of rows. The last tile of an expert is half empty on average.
     """
     gpu = deployment.gpu
     rate = rates(gpu, stored)
@@ -97,10 +98,10 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
 
 
 def grouped_bytes(stored: Format, routing: Routing, n: float, k: float) -> Any:
-    """Return the bytes that a grouped GEMM moves: weights of all experts that have tokens, activations and results.
+    """Return the bytes that a grouped GEMM reads and writes: one GEMM for every expert that has tokens.
 
-    `stored` is the number format of the weights and activations, which are k by n matrices and rows of k values. The
-    results have 16 bits.
+    `stored` is the number format of weights and activations. Each expert has a k by n weight matrix. Each token of an
+    expert is a row of k values, and gives a result of n values in 16 bits.
     """
     return routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
 
@@ -186,9 +187,9 @@ def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequen
 
 
 def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
-    """Return the sequences that the busiest attention group of a pipeline stage processes at a time.
+    """Return the part of `sequences` that the busiest attention group of a pipeline stage processes at a time.
 
-    A single prompt is computed by one attention group. The other groups wait for this group.
+    A single prompt is not divided: one attention group computes the prompt, and the other groups wait.
     """
     batch = _micro_batch(deployment, sequences)
     share = 1 / deployment.attention_data
@@ -253,9 +254,11 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 def _network_s(deployment: Deployment, rows: Any) -> Any:
     """Return the seconds of communication in all layers for `rows` tokens per attention group.
 
-    Without attention data parallelism, each layer has two all-reduces. With attention data parallelism, each layer has
-    one all-reduce in the attention group, and each layer with experts has two all-to-alls: one before and one after the
-    experts.
+    An attention group consists of GPUs that compute attention for the same sequences.
+
+    - If there is one group, each layer has two all-reduces.
+    - If there are several groups, each layer has one all-reduce within the group. Each layer with experts also has two
+      all-to-alls, which send tokens to their experts and back.
     """
     model = deployment.model
     framework = deployment.framework

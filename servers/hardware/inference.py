@@ -155,9 +155,10 @@ class Deployment:
         return self.tensor * self.attention_data
 
     def hops_s(self, message_bytes: Any) -> Any:
-        """Return the time in seconds to send `message_bytes` bytes of activations from each pipeline stage to the next.
+        """Return the seconds to send the activations of a micro-batch through all pipeline stages.
 
-        A machine holds as many whole stages as fit. Only the hop from the last of them leaves the machine.
+        A hop sends `message_bytes` bytes from one stage to the next. A machine holds as many whole stages as fit. The
+        hop from the last of them goes to another machine, and all other hops stay within the machine.
         """
         stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
         far_hops = (self.pipeline - 1) // stages_per_machine
@@ -180,10 +181,11 @@ class Deployment:
 
     @property
     def host_s(self) -> tuple[float, float]:
-        """Seconds that the engine needs on the host CPU: per step, and in addition per sequence of a step.
+        """Two times of the engine on the host CPU, in seconds: per step, and in addition per sequence of a step.
 
-        With speculation, both times are divided by the tokens per step. Each attention group has a separate scheduler,
-        so the time per sequence is divided by the number of groups.
+        Speculative decoding adds several tokens to a sequence in each step, so both times are divided by the mean
+        number of these tokens. Each attention group has a separate scheduler, so the time per sequence is divided by
+        the number of groups.
         """
         tokens = self.speculation.tokens_per_step if self.speculation else 1.0
         if self.host is not None:
@@ -197,7 +199,8 @@ class Deployment:
     def prompt_launch_s(self) -> float:
         """Time to launch the kernels of one layer in a step with prompts, in seconds.
 
-        For a model that is not `plain`, the time is 0, because `prompt_layer_s` in mixture_overheads.csv contains it.
+        The time is 0 for a model with experts or with special kinds of attention (not `plain`). The value
+        `prompt_layer_s` in mixture_overheads.csv already contains the launches of such models.
         """
         return self.framework.prompt_launch_s if self.model.plain else 0.0
 
@@ -242,8 +245,8 @@ class Deployment:
     def activation_bytes(self) -> float:
         """Bytes on each GPU that a step of maximum size takes for activations and for sampling.
 
-        Only the activations of one layer exist at the same time: the hidden state twice, and the input and the output
-        of the activation function of the MLP, in 16 bits. Sampling keeps three copies of the logits in 32 bits.
+        Only the activations of one layer exist at the same time, in 16 bits: two copies of the hidden state, and the
+        input and the output of the MLP's activation function. Sampling keeps three copies of the logits in 32 bits.
         """
         model = self.model
         per_token = 2.0 * (2 * model.hidden + model.mlp_matrices * model.intermediate / self.tensor)
@@ -272,7 +275,10 @@ class Deployment:
         return tokens
 
     def _gpus_for_weights(self, memory_fraction: float) -> int:
-        """Return the smallest power of 2 such that this number of GPUs has enough memory for the weights."""
+        """Return the number of GPUs that have enough memory for the weights: the smallest sufficient power of 2.
+
+        `memory_fraction` is the fraction of the GPU memory that may be used. TensorRT-LLM may use all of it.
+        """
         share = 1.0 if self.framework.free_memory else memory_fraction  # TensorRT-LLM: of the memory without weights
         gpus = 1
         while gpus * self.gpu.memory_bytes * share <= self.weight_bytes:
@@ -388,10 +394,10 @@ def predict_step(
       cache.
     - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
-    Under pipeline parallelism the sequences are divided into one micro-batch per stage, and a step lasts until each
-    sequence has passed all stages. The step is as long as the largest micro-batch needs for all stages. If only some
-    micro-batches contain a prompt, the stages wait while the other micro-batches pass. This wait is the pipeline bubble
-    (Sarathi, arXiv 2308.16369).
+    With several pipeline stages, the sequences are divided into one micro-batch per stage. The step ends when every
+    micro-batch has passed all stages, so its duration is the time that the largest micro-batch needs for all stages. If
+    only some micro-batches contain a prompt, the stages wait while the other micro-batches pass. This wait is the
+    pipeline bubble (Sarathi, arXiv 2308.16369).
 
     With speculative decoding, one step drafts and verifies several tokens per decoding sequence. The predicted duration
     of decoding is the duration of such a step, divided by the mean number of tokens that it adds to a sequence.
@@ -480,7 +486,7 @@ def _predict_one_step(
 
 
 def start_times_s(deployment: Deployment) -> tuple[float, float, float]:
-    """Return three times per step, in seconds: to start all GEMMs, all attention kernels, and all all-reduces."""
+    """Return the seconds that one step needs to start its kernels, as three sums: GEMMs, attention, and all-reduces."""
     architecture = deployment.gpu.architecture
     layers = deployment.model.layers
     gemms = sum(gemm.count for gemm in model_gemms(deployment)) * architecture.launch_s
@@ -504,10 +510,12 @@ def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
 
 
 def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any) -> Any:
-    """Return the seconds of attention in one layer, summed over the prompts and decoding sequences of a micro-batch.
+    """Return the seconds of attention in one layer, for all prompts and all decoding sequences of a micro-batch
+    together.
 
-    With grouped-query attention, several query heads share one KV head. Kernels of 2024 and later read the KV cache
-    once for the whole group. Earlier kernels start one thread block per query head, which reads its KV head again.
+    The arguments are those of `predict_step`. With grouped-query attention, several query heads share one KV head.
+    Kernels of 2024 and later read the KV head once for the whole group. Earlier kernels read it again for each query
+    head.
     """
     gpu = deployment.gpu
     head_dim = deployment.model.head_dim
@@ -524,9 +532,11 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
 def _elementwise_bytes(deployment: Deployment) -> float:
     """Return the bytes per token that one layer reads and writes in kernels other than GEMMs and attention.
 
-    All values have 16 bits. The two norms with residuals are not split, so every GPU computes them completely. Two
-    other operations are split over the GPUs: the rotary embedding, including the write to the KV cache, and the
-    activation function of the MLP.
+    All values have 16 bits. These kernels are:
+
+    - the two norms with residuals. Every GPU computes them completely.
+    - the rotary embedding, including the write to the KV cache. It is split over the GPUs.
+    - the activation function of the MLP. It is split over the GPUs.
     """
     model = deployment.model
     rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
@@ -537,10 +547,12 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
     """Return the seconds that a step waits for its all-reduces, each of which takes `reduce` seconds.
 
-    In most architectures, the step waits for the whole time of every all-reduce. In the architecture `ladder`, an
-    all-reduce runs during the next block, which takes `attention` or `mlp` seconds. The step then waits only for the
-    part of the all-reduce that is left after this block. The wait is at least the constant `join_s`, the time to
-    synchronise the block and the all-reduce. The last all-reduce has no next block, so the step waits for all of it.
+    A layer consists of two blocks: attention and MLP, which take `attention` and `mlp` seconds. In most architectures,
+    the step waits for the whole time of every all-reduce.
+
+    In the architecture `ladder`, an all-reduce runs during the next block. The step then waits only for the part of the
+    all-reduce that is left after this block. The wait is at least the constant `join_s`, the time to synchronise the
+    block and the all-reduce. The last all-reduce has no next block, so the step waits for its whole time.
     """
     if architecture == "ladder":
         joining = constant("join_s")
@@ -555,7 +567,8 @@ def lower_bounds_s(
 ) -> dict[str, Any]:
     """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
 
-    The arguments have the same meaning as in `predict_step`. The step takes at least the largest of the three values.
+    The arguments are those of `predict_step`. The resources may work at the same time, so the step takes at least the
+    largest of the three values.
 
     With speculative decoding, one step generates several tokens per sequence. The seconds for decoding are then divided
     by the mean number of these tokens. The time of the draft model is not included.

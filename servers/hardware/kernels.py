@@ -54,12 +54,16 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
 
 
 def power_scale(gpu: Gpu) -> float:
-    """Return the factor that corrects the FLOP/s of this GPU for its power limit.
+    """Return the factor that corrects the FLOP/s of `gpu` for its power limit.
 
-    The fraction of the peak FLOP/s that kernels reach was measured on one GPU per architecture. A GPU with fewer watts
-    per TFLOP/s lowers its clock under load, and therefore reaches a smaller fraction. The factor is
-    `(w / w0)**power_exponent`, where `w` is the power of this GPU in watts per TFLOP/s, and `w0` is that of the
-    measured GPU. If the power of this GPU is unknown, the factor is 1.
+    The share of the peak FLOP/s that kernels reach was measured on one GPU per architecture. Another GPU of the
+    architecture may have fewer watts per TFLOP/s. It then lowers its clock under load, and reaches a smaller share. The
+    factor is `(w / w0)**power_exponent`:
+
+    - `w` is the number of watts per TFLOP/s of this GPU.
+    - `w0` is the number of watts per TFLOP/s of the measured GPU.
+
+    If the power of this GPU is unknown, the factor is 1.
     """
     if not gpu.watts:
         return 1.0
@@ -94,8 +98,9 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Return the computation time of a GEMM, for the fastest tile size and split of the inner dimension.
 
-    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the time to compute it
-    or the time to load it from L2, whichever is longer, plus a constant.
+    The output has m rows and n columns, and the inner dimension is k. The output is divided into tiles. In each wave,
+    every SM computes one tile. A wave takes the same time even if there are fewer tiles than SMs. The time for a tile
+    is the time to compute it or the time to load it from L2, whichever is longer, plus a constant.
     """
     row_bytes = weight_bytes = number_format.operand_bytes
     if number_format.activation_bytes >= 2:  # only weights are quantised: tiles load the small values and expand them
@@ -103,7 +108,10 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
     split_s = constant("split_s")
 
     def tiling_s(rows: Any, columns: Any, split: Any) -> Seconds:
-        """Return the computation time with tiles of this size and this split of the inner dimension."""
+        """Return the computation time with tiles of `rows` rows and `columns` columns.
+
+        `split` is the number of parts into which the inner dimension is divided.
+        """
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
         loads_s = (rows * row_bytes + columns * weight_bytes) * k / split / (rate.l2_bytes_per_s / gpu.sms)
@@ -119,9 +127,10 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 
 @cache
 def _tilings() -> Any:
-    """Return all combinations of a tile size and a split, as an array with one column per combination.
+    """Return all combinations of a tile size (TILES) and a split (SPLITS), as an array with one column per combination.
 
-    The three rows of the array contain the rows of a tile, the columns of a tile, and the number of splits.
+    The array has three rows: the number of rows of a tile, the number of columns of a tile, and the split. A split of 2
+    means that two SMs share the computation of a tile: each computes half of the inner dimension.
     """
     import numpy as np  # loaded already, as an argument is an array, or another module has imported it
 
@@ -129,7 +138,11 @@ def _tilings() -> Any:
 
 
 def quantises_separately(number_format: Format) -> bool:
-    """Return True if a separate kernel quantises the activations before a GEMM."""
+    """Return True if GEMMs in this number format need a separate kernel, which quantises the activations before each
+    GEMM.
+
+    Such formats store activations in less than 16 bits, with one scale per token.
+    """
     return number_format.activation_bytes < 2 and number_format.operand_bytes != number_format.activation_bytes
 
 
@@ -155,8 +168,9 @@ def _smooth_max(first: Any, second: Any, power: float) -> Any:
 def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any) -> Seconds:
     """Return the duration of attention in a decode step, which adds one token to each of `batch` sequences.
 
-    The KV cache is read from L2 if it fits there, otherwise from memory. An SM processes one sequence and KV head at a
-    time. A long cache is split over several SMs, and their results are combined (Flash-Decoding, 2023).
+    Each sequence holds `context` tokens, and `kv_bytes` is the size of one value in the KV cache. The KV cache is read
+    from L2 if it fits there, otherwise from memory. An SM processes one KV head of one sequence at a time. A long cache
+    is split over several SMs, and their results are combined (Flash-Decoding, 2023).
     """
     rate = rates(gpu, _ANY_FORMAT)
     cache_bytes = 2.0 * batch * context * kv_heads * head_dim * kv_bytes
@@ -198,9 +212,9 @@ def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim:
 
 
 def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "custom") -> Seconds:
-    """Return the duration of an all-reduce of one tensor over `gpus` GPUs, with the fastest algorithm.
+    """Return the duration of an all-reduce of `message_bytes` bytes over `gpus` GPUs, with the fastest algorithm.
 
-    The algorithms depend on `library`:
+    `library` determines the possible algorithms:
 
     - `nccl`: a ring, or NVLS if the switch can compute sums.
     - `custom`: the algorithms of `nccl`, and two more in which GPUs read from each other directly. In the one-shot

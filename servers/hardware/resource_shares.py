@@ -1,9 +1,12 @@
-"""Divides a predicted time among the resources of a GPU: compute, memory, network and latency.
+"""Divides a predicted time among the resources of a GPU (compute, memory and network) and latency.
 
 A resource's share is the time that would be saved if this resource were infinitely fast. Two resources that work at the
-same time hide each other, so the saving depends on which one becomes fast first. The share is therefore the mean over
-all orders (the Shapley value). The remaining time is latency: launches, the start of transfers, waits, and the engine's
-own work. A faster chip, memory or network does not shorten the latency.
+same time hide each other. For example, a faster memory saves nothing if compute takes as long as memory. It saves time
+only if compute has become fast before. The share is therefore the mean saving over all orders in which the resources
+can become fast (the Shapley value).
+
+The time that remains with infinitely fast resources is the latency: launches, the start of transfers, waits, and the
+engine's own work.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class DividedTime:
 
 
 def divide_time(time_of: TimeOf, gpu: Gpu) -> DividedTime:
-    """Return the time of some work on a GPU, divided among the resources and latency.
+    """Return the time of some work on `gpu`, divided into parts for compute, memory, network and latency.
 
     `time_of` takes a GPU and returns the seconds of the work on this GPU.
     """

@@ -266,9 +266,10 @@ def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, seq
 
 
 def _mixture_bounds(deployment: Deployment, phase: str, tokens: int, sequences: int) -> list[GemmBound]:
-    """Return the limits of the GEMMs of all types of layers, and of the output head.
+    """Return the limits of all GEMMs of a model with experts or several kinds of layers, including the output head.
 
-    A GEMM of experts has the dimensions of one expert. Its times cover all experts that receive tokens.
+    `phase` is `prefill` or `decode`. One step computes `tokens` tokens of `sequences` sequences. All experts of a layer
+    are one entry. Its dimensions are those of one expert, but its times cover all experts that receive tokens.
     """
     card = deployment.gpu
     head = number_format(HEAD_FORMAT)

@@ -86,7 +86,10 @@ class LinearAttention:
 
     @property
     def input_size(self) -> int:
-        """Columns of the input matrices of one layer: queries, keys, values, output gate and two rates per head."""
+        """Number of columns of all input matrices of one layer together.
+
+        The input matrices compute queries, keys, values, an output gate, and two rates per value head.
+        """
         return 2 * (self.key_heads + self.value_heads) * self.head_dim + 2 * self.value_heads
 
     @property

@@ -30,7 +30,9 @@ class TokenDraft:
 
     @property
     def verified_tokens(self) -> int:
-        """Number of tokens per sequence that one step of the model computes: the draft and the token before it."""
+        """Number of tokens that one step of the model computes per sequence: the drafted tokens, and the token before
+        them.
+        """
         return self.draft_tokens + 1
 
     @property

@@ -179,9 +179,9 @@ def scaled_gpu(
 
 
 def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
-    """Assign each name in a list such as `3nm, HBM4, NVLink 5` to technology, memory or networks.
+    """Sort the names in `text`, a list such as `3nm, HBM4, NVLink 5`, into technology, memory and network.
 
-    Return one name for each of these three, or None if the list has no such name. Several networks are joined with `+`.
+    Return one text for each of these three, or None if the list has no such name. Several networks are joined with `+`.
     Raises HardwareError if a name is unknown, or if the list contains several technologies or memories.
     """
     finders: Sequence[Callable[[str], str]] = (
@@ -208,24 +208,27 @@ def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
 
 
 def scaling_changes(technology_name: str | None, memory_name: str | None, network_name: str | None) -> list[str]:
-    """Return the changes that derive a hypothetical GPU, each as a text that `with_changes` accepts."""
+    """Return the names of a technology node, a memory and a network as changes of a GPU, such as `technology=3nm`.
+
+    The function `with_changes` accepts these texts. An argument that is None or empty gives no text.
+    """
     values = (technology_name, memory_name, network_name)
     return [f"{name}={value}" for name, value in zip(SCALINGS, values, strict=True) if value]
 
 
 def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> ScaledGpu:
-    """Return the GPU in another node, with the same area and the same power.
+    """Return `scaled` on another technology node, with the same area and the same power.
 
-    The number of SMs grows with the density of logic, and the size of L2 with the density of SRAM. The clock is the
-    highest one at which the chip draws no more power than the original chip. Three figures describe the new node
-    relative to the old node:
+    `origin` is the node and the memory of the real GPU. The number of SMs grows with the density of logic, and the size
+    of L2 with the density of SRAM. The clock is the highest one at which the chip draws no more power than the original
+    chip. Three figures compare the new node with the old node:
 
     - `density` is the number of circuits on the same area.
     - `speed` is the clock of a circuit that draws the same power.
     - `power` is the power of a circuit at the same clock.
 
-    The sources publish only the two points `speed` and `power`. A power law through both points gives the power of a
-    circuit at any other clock, also relative to the old node:
+    The sources publish no other points of the curve of power and clock than `speed` and `power`. A power law through
+    both points gives the power of a circuit at any other clock, also relative to the old node:
 
         power of the circuit = power * clock**e,    e = log(1 / power) / log(speed)
 
@@ -275,14 +278,14 @@ def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> Sc
 
 
 def _with_memory(scaled: ScaledGpu, origin: _Origin, text: str) -> ScaledGpu:
-    """Return the GPU with another memory generation, which `text` names, such as `HBM4` or `8 x HBM4`.
+    """Return `scaled` with another memory, which `text` names, such as `HBM4` or `8 x HBM4`.
 
-    HBM, GDDR and LPDDR are families. If the old and the new memory are of different families, `text` must state the
-    number of stacks or devices. The new memory then has the full data rate and capacity of its standard.
+    The number in `text` is the number of stacks or devices. Without a number, it does not change. There are three
+    families of memory: HBM, GDDR and LPDDR. A change to another family requires a number.
 
-    If both are of the same family and `text` states no number, the number of stacks does not change. Many GPUs use less
-    than the data rate and the capacity of the standard, for example 90%. Within a family, the new memory uses the same
-    shares of its standard.
+    Many GPUs use less than the data rate and the capacity of their memory's standard, for example 90%. Within a family,
+    the new memory uses the same shares of its standard. After a change of the family, it uses the full data rate and
+    capacity.
     """
     count, generation = _parse_memory(text)
     old, gpu = origin.memory, scaled.gpu
@@ -386,10 +389,11 @@ def _memory_name(text: str) -> str:
 
 
 def _names(text: str, find: Callable[[str], str], table: str) -> list[str]:
-    """Return the names in a list such as `a,b..d`, as they are written in a table.
+    """Return the names in `text`, a list such as `a,b..d`, as `table` spells them.
 
-    `b..d` stands for all rows of the table from `b` to `d`, or from `d` to `b`. The user may write a name in a
-    different form than the table, for example in lower case. The function `find` returns the table's form of a name.
+    `b..d` stands for all rows of the table from `b` to `d`. If `d` comes first in the table, the names are returned in
+    reverse order. The user may spell a name differently, for example in lower case. The function `find` takes the
+    user's spelling and returns the spelling of the table.
     """
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -95,10 +95,10 @@ class SweepAxes:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Functions that predict the times of a model on a GPU.
+    """Functions that predict the times of a model on one GPU.
 
-    `times` maps the name of each time to a function that returns this time in seconds. `running` is the number of
-    requests whose KV cache fits into memory at the same time (0 for training).
+    `times` maps the name of a time to a function. The function takes a GPU and returns the time in seconds. `running`
+    is the number of requests whose KV cache fits into memory at the same time (0 for training).
     """
 
     times: Mapping[str, TimeOf]
@@ -108,11 +108,10 @@ class _Work:
 def sweep_inference(
     deployment: Deployment, load: Load, axes: SweepAxes, memory_fraction: float = 0.9
 ) -> TechnologySweep:
-    """Return the time per output token and the time to prefill one prompt, for every hypothetical GPU.
+    """Return two times for every hypothetical GPU of `axes`: per output token, and to prefill one prompt.
 
-    The time per output token is the time of a step that decodes one token for every running request. All requests in
-    flight run if they fit into memory. Otherwise, as many run as fit. Every request has generated half of its response.
-    The step prefills no prompts.
+    The time per output token is the duration of a decode step without prompts. All requests in flight run in this step,
+    or as many of them as fit into memory. Every request has generated half of its response.
     """
 
     def work_on(gpu: Gpu) -> _Work:
@@ -168,10 +167,11 @@ def sweep_training(setup: TrainingSetup, axes: SweepAxes) -> TechnologySweep:
 
 
 def _points(original: Gpu, axes: SweepAxes, work_on: Callable[[Gpu], _Work]) -> Iterable[SweepPoint]:
-    """Predict the times on every hypothetical GPU, and yield one SweepPoint per GPU.
+    """Predict the times on every hypothetical GPU of `axes`, and yield one SweepPoint per GPU.
 
-    `work_on` takes a GPU and returns the functions that predict the times. It raises HardwareError if the model does
-    not fit into the memory of the GPU.
+    `work_on` takes a GPU and returns a _Work: the functions that predict the times on this GPU. If the model does not
+    fit into the memory of the GPU, `work_on` raises HardwareError. The SweepPoint then contains the error message and
+    no times.
     """
     for names in product(axes.technologies, axes.memories, axes.networks):
         scaled = scaled_gpu(original, *names)

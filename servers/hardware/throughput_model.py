@@ -3,15 +3,16 @@
 `formula_times` is a formula for the steady state. For engines whose scheduling rules are known, `expected_times` in
 loadgen/servers/simulated/closed_loop.py replays the closed loop request by request.
 
-Each step decodes one token for every running request. While one request decodes, the prompt of every other request is
-computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
+Each step decodes one token for every running request. Some steps also compute prompts (Orca, OSDI 2022; Sarathi, arXiv
+2308.16369). In a closed loop, every other request ends about once while one request decodes. A new request replaces it,
+and the prompt of the new request is computed:
 
     prompts = interference * (in flight - 1) / output tokens
     TPOT    = (1 - prompts) * decode step + prompts * step with a prompt
     TTFT    = server path + decode step / 2 + step with the prompt + queueing.
 
-- `prompts` is the number of prompts per step. If it exceeds 1, every step computes `prompts` prompts, and TPOT is the
-  duration of such a step.
+- `prompts` is the mean number of prompts per step. If it exceeds 1, every step computes `prompts` prompts, and TPOT is
+  the duration of such a step.
 - `interference` is the fraction of other requests' prompts that are computed while a request decodes. The remaining
   prompts are computed while the request waits for its first token.
 - `server path` is the time in the server outside of steps: from the arrival of a request to its first step, and from
@@ -88,11 +89,11 @@ class LoadTimes:
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """Return how many of the requests in flight run at the same time, at least 1.
+    """Return how many of the requests in flight run at the same time, at least 1. The other requests wait.
 
-    Running requests must fit into the KV cache, and their number is at most the running limit of the load's settings.
-    `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use. A request takes
-    `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its response.
+    There are two limits: running requests must fit into the KV cache, and the settings of `load` may contain a running
+    limit. A running request holds `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its
+    response. `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use.
     """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
@@ -104,10 +105,12 @@ def running_requests(deployment: Deployment, load: Load, memory_fraction: float)
 def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    The times come from a formula for the steady state and include the measured overheads of the engine. No time is
-    shorter than the limit of the hardware from `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU
-    memory. The fields of the load that describe a closed loop are not used: `spread`, `rounds`, `statistic` and
-    `seconds`. Of `settings`, only the running limit is used.
+    The times come from a formula for the steady state of a closed loop, which includes the measured overheads of the
+    engine. No time is shorter than the hardware limit (see `limit_times`). `memory_fraction` is the fraction of the GPU
+    memory that weights and KV cache may use.
+
+    Some fields of the load are not used, because they matter only if the closed loop is simulated: `spread`, `rounds`,
+    `statistic`, `seconds`, and all `settings` except the running limit.
     """
     framework = deployment.framework
     prompt, cached = deployment.prompt_parts(load.prompt_tokens)
@@ -141,10 +144,12 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the shortest times under `load` that the data sheet allows.
 
-    The result assumes that compute, memory and network work at their peak rates and fully overlap. The limit of the
-    throughput includes the prompts, which need the same resources. The limit of TPOT does not include prompts, because
-    an engine may compute the prompts of all requests before it decodes. The limit of TTFT is the time to compute a
-    single prompt, without any wait.
+    The result assumes that compute, memory and network work at their peak rates and fully overlap.
+
+    - The throughput includes the work on prompts, which needs the same resources as decoding.
+    - TPOT does not include work on prompts, because an engine may compute the prompts of all requests before it
+      decodes.
+    - TTFT is the time to compute a single prompt, without any wait.
     """
     prompt, cached = deployment.prompt_parts(load.prompt_tokens)
     batch = running_requests(deployment, load, memory_fraction)
@@ -203,11 +208,16 @@ def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float
 def _with_kv_wait(
     load: Load, batch: Any, ttft: Any, tpot: Any, *, prefill: Any, prompt_prefill: Any, decode_step: Any
 ) -> LoadTimes:
-    """Return the times under the load, with the wait for free KV cache added to the TTFT.
+    """Return the times under `load`, with the wait of requests that do not run yet added to the TTFT.
 
-    `batch` is the number of requests that fit into the KV cache. The wait is `response * (in_flight / batch - 1)`,
-    where `response` is the duration of a response: `ttft + (output_tokens - 1) * tpot`. The keyword arguments are
-    durations in seconds, and become fields of the result.
+    `batch` is the number of requests that run at the same time, for example because no more fit into the KV cache. The
+    mean wait is:
+
+        wait     = response * (in_flight / batch - 1)
+        response = ttft + (output_tokens - 1) * tpot
+
+    Here `response` is the duration of a response. `prefill`, `prompt_prefill` and `decode_step` are durations in
+    seconds, which the result repeats.
     """
     response = ttft + (load.output_tokens - 1) * tpot
     kv_wait = response * (load.in_flight / batch - 1)
@@ -223,12 +233,12 @@ def _with_kv_wait(
 
 
 def _queueing_time(deployment: Deployment, prompt_tokens: int, batch: Any, prompt_alone: Any) -> Any:
-    """Return the mean time that a prompt waits for other prompts in a closed loop of `batch` requests.
+    """Return the mean time that a prompt waits for other prompts, in a closed loop with `batch` running requests.
 
-    The calculation first assumes that all prompts arrive together. The first prompt is then computed alone, and the
-    other prompts are computed in groups. In a closed loop, however, the arrivals drift apart over time, because each
-    request starts when another request ends. With more groups, the arrivals drift further apart. The waiting time is
-    therefore divided by `1 + groups / drift_groups`.
+    `prompt_alone` is the duration of a step with only one prompt. The calculation first assumes that all prompts arrive
+    together: one prompt is computed alone, and the others follow in groups that fit into a step. In a closed loop,
+    however, the arrivals drift apart, because each request starts when another request ends. They drift further apart
+    if there are more groups. The waiting time is therefore divided by `1 + groups / drift_groups`.
     """
     prompt, cached = deployment.prompt_parts(prompt_tokens)
     following = elementwise_max(batch - 1, 1e-9)

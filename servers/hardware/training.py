@@ -217,11 +217,11 @@ def mfu(training: TrainingSetup, seconds: float) -> float:
 
 
 def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
-    """Return three durations in the forward pass of one layer for one micro-batch, in seconds:
+    """Return three durations in seconds, for one layer in the forward pass of one micro-batch:
 
-    - the time of the whole layer without all-reduces.
-    - the part of this time that is spent on attention scores and their products.
-    - the time of one all-reduce.
+    - the whole layer, without its all-reduces.
+    - only the attention scores and their products, which are a part of the first duration.
+    - one all-reduce.
     """
     model = training.model
     gpu = training.gpu
@@ -260,10 +260,15 @@ def _gemm_format(training: TrainingSetup) -> Format:
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of attention in one layer without FlashAttention. GEMMs with weights are not included.
+    """Return the time that one layer needs for attention in the forward pass without FlashAttention.
 
-    Without FlashAttention, all attention scores are written to memory. The time consists of two batched GEMMs, which
-    compute and use the scores, and of softmax and dropout, which process 5 bytes per score.
+    `number` is the number format, and `heads` is the number of heads on one GPU. Without FlashAttention, all attention
+    scores are written to memory. The result is the sum of these times:
+
+    - two batched GEMMs: one computes the scores, and the other multiplies them by the values.
+    - softmax and dropout, which read and write 5 bytes per score.
+
+    GEMMs with weights are not included.
     """
     rate = rates(training.gpu, number)
     scores = training.micro_batch * heads * training.sequence**2
@@ -295,9 +300,11 @@ def replicas_in_one_machine(training: TrainingSetup) -> bool:
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
-    """Return the time of the gradient all-reduce between replicas, minus the part that overlaps with the backward pass.
+    """Return the time by which the all-reduce of gradients makes an iteration longer.
 
-    ZeRO stage 3 transfers 1.5 times as many bytes, because it gathers the weights twice per iteration.
+    The replicas of a training job sum their gradients with an all-reduce. A part of it overlaps with the backward pass,
+    which takes `backward_s` seconds, and does not count. ZeRO stage 3 transfers 1.5 times as many bytes, because it
+    gathers the weights twice per iteration.
     """
     if training.data == 1:
         return 0.0

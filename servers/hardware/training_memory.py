@@ -73,8 +73,9 @@ def peak_memory(step: TorchStep) -> StepMemory:
 
 
 def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
-    """Yield (bytes of gradients, bytes of activations and temporary tensors) for each moment that may be the peak.
+    """Yield the memory of a step at each moment that may be the peak, as two numbers of bytes.
 
+    The first number is the size of the gradients. The second number is the size of activations and temporary tensors.
     The moments are:
 
     - after the loss.
@@ -223,11 +224,15 @@ def _optimiser_bytes(step: TorchStep) -> float:
 
 
 def _gathered_bytes(step: TorchStep, remaining: int) -> float:
-    """Return the bytes of gathered weights that a device holds in addition to its own shard.
+    """Return the bytes of weights that a device holds during the backward pass because it gathered them from other
+    devices.
 
-    `remaining` is the number of layers that have not finished their backward pass. At ZeRO stage 2, a device holds the
-    weights of all these layers. At stage 3, it holds those of the current layer and of the layer that is being fetched.
-    At both stages, it also holds the embedding and the output head. At lower stages, the result is 0.
+    `remaining` is the number of layers whose backward pass has not finished. The gathered weights depend on the ZeRO
+    stage:
+
+    - stage 2: all `remaining` layers, the embedding and the output head.
+    - stage 3: the current layer, the next layer, the embedding and the output head.
+    - lower stages: none, so the result is 0.
     """
     if step.zero < 2:
         return 0.0
@@ -237,20 +242,22 @@ def _gathered_bytes(step: TorchStep, remaining: int) -> float:
 
 
 def _gradient_copies(step: TorchStep, in_buckets: bool) -> float:
-    """Return the size of temporary copies of a gradient, relative to the gradient.
+    """Return the size of the temporary copies of a gradient, as a multiple of the size of the gradient.
 
-    There are two possible copies. With `in_buckets`, DDP copies gradients into buckets before it sums them. GEMMs that
-    sum in fp32 keep an fp32 copy of their result. This copy is `FP32_BYTES / value_bytes` times as large as the
-    gradient.
+    Two copies are possible:
+
+    - If `in_buckets` is True, DDP copies the gradient into a bucket before it sums the gradients of all devices.
+    - If GEMMs sum in fp32, the GEMM that computes the gradient keeps an fp32 copy. This copy is `FP32_BYTES /
+      value_bytes` times as large as the gradient.
     """
     return in_buckets + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 
 
 def _summing_bytes(step: TorchStep, gradients: float) -> float:
-    """Return the bytes of temporary tensors while devices sum gradients of `gradients` bytes.
+    """Return the bytes of the temporary tensors that a device needs to sum gradients with other devices.
 
-    At ZeRO stages 2 and 3, these tensors are the complete gradients and the copies that are sent. At lower stages, the
-    result is 0.
+    `gradients` is the size of the gradients in bytes. At ZeRO stages 2 and 3, the temporary tensors are the complete
+    gradients and copies of them. At lower stages, the result is 0.
     """
     if step.zero < 2:
         return 0.0

@@ -143,9 +143,10 @@ def _head_s(step: TorchStep, machine: TorchMachine) -> float:
 def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
     """Return the bytes that the operators of one layer read and write, in the forward and in the backward pass.
 
-    Operands of GEMMs are not included. The forward pass moves this number of values per element:
+    Operands of GEMMs are not included. In the forward pass, each operator reads and writes a number of values for every
+    element of its input:
 
-    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 as a fused kernel.
+    - a norm: 8 values (square, mean, product with the root, product with the weight), or 2 as a fused kernel.
     - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum).
     - reordering the values by attention head, and undoing this reordering: 8.
     - SiLU with its product: 5.
@@ -228,7 +229,10 @@ def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of collective operations, and the seconds of the copies that they need, both by phase."""
+    """Return two durations in seconds, each by phase: of collective operations, and of copies of tensors for them.
+
+    The phases are forward, backward and optimiser. On a single device, all values are 0.
+    """
     if step.data == 1:
         return _phases(), _phases()
     return _fsdp_communication(step, machine) if step.zero >= 2 else _ddp_communication(step, machine)
@@ -239,10 +243,11 @@ def _phases() -> dict[str, float]:
 
 
 def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of FSDP's collective operations, and the seconds of the copies that they need, both by phase.
+    """Return two durations of FSDP in seconds, each by phase: of collective operations, and of copies of tensors.
 
-    FSDP gathers the weights of each layer before the layer is computed, and reduce-scatters the gradients of the layer.
-    At ZeRO stage 3, the weights are gathered again for the backward pass.
+    The phases are forward, backward and optimiser. FSDP gathers the weights of a layer before the layer is computed,
+    and reduce-scatters the gradients of the layer. At ZeRO stage 3, the weights are gathered again for the backward
+    pass.
     """
     ranks = step.data
     groups = _group_bytes(step)
@@ -267,9 +272,10 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of DDP's collective operations, and the seconds of the copies that they need, both by phase.
+    """Return two durations of DDP in seconds, each by phase: of collective operations, and of copies of tensors.
 
-    DDP sums gradients during the backward pass. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
+    The phases are forward, backward and optimiser. DDP sums gradients during the backward pass, and copies them into
+    buckets first. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
     """
     trained = sum(_trained_share(step) * group for group in _group_bytes(step))
     communication = _phases()

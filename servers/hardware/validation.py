@@ -77,7 +77,10 @@ source. `with_protocol` and `mixture_loop` of benchmarks.hardware_model apply th
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Errors of one predicted figure for a framework, a GPU and a kind of model, as shares of the measured values."""
+    """How far predictions of one figure were from measurements, for one framework, GPU and kind of model.
+
+    Each error is a share of the measured value: 0.1 is an error of 10%.
+    """
 
     validated: bool
     """False if this combination was never compared with published measurements. The other fields are then 0 or empty.
@@ -106,16 +109,19 @@ def accuracies(
     separate_workers: bool = False,
     changed_settings: Collection[str] = (),
 ) -> dict[str, Accuracy]:
-    """Return the prediction errors of each figure, as measured for similar deployments.
+    """Return the errors of predicted `figures`, such as `TTFT`, as measured on servers that are similar to
+    `deployment`.
 
-    Similar deployments have the same framework, the same GPU and a model of the same type (dense or mixture of
-    experts). A figure is not validated in these cases:
+    A similar server has the same framework, the same GPU and the same kind of model (dense or mixture of experts). A
+    figure is not validated in these cases:
 
-    - The deployment has an option without measurements (see `has_unmeasured_options`).
-    - Its prefill and decode workers are separate (`separate_workers`).
-    - Its number format, TP, EP or number of attention groups is outside of those of the measured servers.
-    - The measured servers had the default of an option in `changed_settings`. These are options of the engine or of
-      the closed loop that have another value than the default, such as `--max-running`.
+    - No similar server was measured.
+    - `deployment` has an option that was never measured (see `has_unmeasured_options`).
+    - Prefill and decode have separate workers (`separate_workers`).
+    - The number format of `deployment` was not measured.
+    - The TP, the EP or the number of attention groups is below or above all measured values.
+    - An option in `changed_settings`, such as `--max-running`, had its default value on the measured servers. The
+      options in `changed_settings` have other values than the defaults for this deployment.
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}
@@ -134,10 +140,10 @@ def accuracies(
 
 
 def changed_settings(deployment: Deployment, load: Load, memory_fraction: float) -> list[str]:
-    """Return the options of `loadgen limits` whose values differ from the defaults, and which change the predictions.
+    """Return the options of `loadgen limits`, such as `--max-running`, whose values differ from the defaults.
 
-    Only options of the engine and of the closed loop are considered. The lengths of prompts and responses, their
-    spread and the number of requests in flight belong to the load and have no default in this sense.
+    Only options of the engine and of the closed loop are considered. Options that describe the load, such as the length
+    of prompts or the number of requests in flight, are not considered.
     """
     settings = load.settings
     changed = {
@@ -154,11 +160,17 @@ def changed_settings(deployment: Deployment, load: Load, memory_fraction: float)
 
 
 def has_unmeasured_options(deployment: Deployment) -> bool:
-    """Return True if a deployment has an option with which none of the servers in validation.csv was measured.
+    """Return True if `deployment` has an option with which no server in validation.csv was measured.
 
-    Such options are pipelines, speculative decoding, cached prompts, chunked prefill that differs from the default,
-    another format of the KV cache than the default, architectures other than the standard one, and GPUs whose figures
-    differ from those in the hardware tables.
+    These options are:
+
+    - more than one pipeline stage.
+    - speculative decoding.
+    - prompts of which a part is in the prefix cache.
+    - chunked prefill that differs from the engine's default.
+    - another number format of the KV cache than the default.
+    - an architecture other than the standard one.
+    - a GPU whose figures differ from those in the hardware tables.
     """
     chunked = deployment.chunked_prefill
     return (
@@ -185,10 +197,11 @@ def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
 
 
 def training_accuracy(setup: TrainingSetup) -> Accuracy:
-    """Return the error of a predicted training iteration, as measured on the same GPU.
+    """Return how far predictions of a training iteration were from measurements on the GPU of `setup`.
 
-    The measured jobs of Megatron-LM computed in 16 bits and recomputed activations. They had none of the other options
-    that change the time. A job with such an option is not validated.
+    The measured jobs ran Megatron-LM. They computed in 16 bits and recomputed activations. They did not use fused
+    attention, ZeRO, offloading or adapters. If `setup` differs from them in one of these points, the result is "not
+    validated".
     """
     known = accuracy(TRAINING, setup.gpu.name, "dense", "iteration")
     if not known.validated or _differs_from_tables(setup.gpu):
@@ -206,11 +219,12 @@ def training_accuracy(setup: TrainingSetup) -> Accuracy:
 
 
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
-    """Return how far off predictions of the speed-up from one GPU to another are, according to measurements.
+    """Return how far predictions of the speed-up from one GPU to another were from measurements.
 
-    The measured speed-ups are ratios of the TPOT of two GPUs at the same load. They come from servers with the GPUs,
-    the engine and the kind of model of `before` and `after`. The speed-up is not validated if the engine or the TP of
-    the two deployments differ, or if the times of one of them are not validated.
+    `before` and `after` are the deployments on the two GPUs. A speed-up is the ratio of the TPOT of both GPUs at the
+    same load. The measurements come from servers with the same two GPUs, the same engine and the same kind of model
+    (dense or mixture of experts). The result is "not validated" in two cases: the deployments differ in their engine or
+    TP, or the TPOT of one of them was never compared with measurements.
     """
     if before.framework.name != after.framework.name or before.tensor != after.tensor:
         return Accuracy(validated=False)
@@ -226,10 +240,11 @@ def _is_validated(deployment: Deployment) -> bool:
 
 
 def describe(found: Mapping[str, Accuracy]) -> str:
-    """Return a sentence about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
+    """Return a text about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
 
-    `found` maps the name of each figure to its accuracy. If the measured servers had other settings than the defaults,
-    the sentence names these settings.
+    `found` maps the name of each figure to its accuracy. In the example, the median error is 4% and the 90th percentile
+    is 13%, over 20 published measurements. If the measured servers had other settings than the defaults, the text names
+    these settings.
     """
     known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
     settings = dict.fromkeys(each.settings for each in found.values() if each.settings)
@@ -247,9 +262,10 @@ def models_like(deployment: Deployment) -> str:
 
 
 def accuracy(framework_name: str, gpu_name: str, models: str, figure: str) -> Accuracy:
-    """Return the accuracy of the predictions of a figure, from validation.csv.
+    """Return the accuracy of the predictions of `figure`, for example `TTFT`, from validation.csv.
 
-    The arguments are the values of the first four columns. A combination without a row is not validated.
+    `models` is the kind of model: `dense` or `mixture of experts`. If the table has no row for this combination of
+    framework, GPU, kind of model and figure, the result says that the figure is not validated.
     """
     row = _table().get((framework_name, gpu_name, models, figure))
     return row.accuracy if row else Accuracy(validated=False)
@@ -257,7 +273,9 @@ def accuracy(framework_name: str, gpu_name: str, models: str, figure: str) -> Ac
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One row of validation.csv: the errors of a figure, and the properties of the servers that were measured."""
+    """One row of validation.csv: the errors of one predicted figure, and the settings of the servers that were
+    measured.
+    """
 
     accuracy: Accuracy
     covered: Mapping[str, Sequence[str]]
@@ -266,7 +284,12 @@ class ValidationRow:
     """Options of `loadgen limits` that had other values than their defaults in the compared runs."""
 
     def limits_on(self, deployment: Deployment) -> Iterator[str]:
-        """Yield a text such as `in fp8` for each property of a deployment that the compared runs do not cover."""
+        """Yield a text for each setting of `deployment` that no measured server had.
+
+        The settings are the number format, TP, EP and the number of attention groups. The text states the values that
+        were measured. For example, `in fp8` means that all measured servers used fp8, and that `deployment` uses
+        another format.
+        """
         formats = self.covered["formats"]
         if not {deployment.weights.name, SAME_SPEED.get(deployment.weights.name)} & set(formats):
             yield f"in {', '.join(formats)}"
@@ -288,7 +311,12 @@ def _table() -> dict[tuple[str, ...], ValidationRow]:
 
 
 def _validation_row(row: Mapping[str, str]) -> ValidationRow:
-    """Return a row of validation.csv. The rows about transferred twins (TRANSFERRED) always have default settings."""
+    """Convert `row`, a row of validation.csv, to a ValidationRow.
+
+    Some rows come from published runs whose settings were not the defaults. PUBLISHED_SETTINGS contains these settings,
+    and the result repeats them. Rows about a twin never have such settings. (A twin is a simulated server that was
+    fitted to measurements. These rows compare its predictions for another server with measurements.)
+    """
     is_twin = row["figure"].startswith(TRANSFERRED)
     published = None if is_twin else PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]))
     return ValidationRow(

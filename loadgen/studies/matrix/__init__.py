@@ -498,9 +498,10 @@ def plan_starts(plan: MatrixPlan) -> list[Start]:
 
 
 def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
-    """Return the workloads that a server serves in round `round_number`, with one entry for each run.
+    """Return the names of the workloads that a server serves in round `round_number`, with one entry for each run.
 
-    The repeats of a workload are divided among the rounds. A sweep is measured only in the first round.
+    The repeats of a workload are divided among the rounds, so a name may appear several times. A sweep appears only in
+    the first round.
     """
     repeats = plan.repeats // plan.starts
     if round_number <= plan.repeats % plan.starts:
@@ -574,11 +575,11 @@ def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
 
 
 def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
-    """Return the launch options of a start (one launch of a server).
+    """Return the options with which a server is launched in the combination `setup` of server, host and model.
 
-    The options come from the plan, the server, the host, the model and the overrides. If several of them set an option,
-    the last one in this order applies. A simulated server also gets the GPU of the host and the shape of the model,
-    unless an option sets them.
+    The options come from the plan, the server, the host, the model and the overrides. If several of them set the same
+    option, the last one in this order applies. A simulated server also gets the GPU of the host and the shape of the
+    model, unless an option sets them.
     """
     options: dict[str, Any] = {}
     if (setup.server.launch or plan.launch) == "simulated":

@@ -125,11 +125,11 @@ def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     """Return the path of a file with the output lengths of the server that the setting `equal_work` names.
 
     This server is typically TGI, whose HTTP API cannot fix the output length (docs/reference/dialects.md). The requests
-    to the other servers use the lengths in the file, so that all servers do equal work.
+    to the other servers request the lengths in the file, so that all servers do equal work.
 
-    The file has one length per complete response. The lengths come from this server's runs on the host of `cell` with
-    the model and the workload of `cell`. An existing file is not changed, so that all runs use the same lengths. Raises
-    EqualWorkError if there is no complete response.
+    `cell` is the cell of another server. The lengths come from the runs of the `equal_work` server on the same host,
+    with the same model and the same workload. The file has one length per complete response. An existing file is not
+    changed, so that all runs use the same lengths. Raises EqualWorkError if there is no complete response.
     """
     file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
     if file.exists():

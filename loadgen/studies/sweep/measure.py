@@ -551,9 +551,9 @@ class StepRunner:
 def _client_verdict(summary: Summary, *, stability: bool) -> str:
     """Return `limited` if the client may have caused the result of a step, otherwise `ok`.
 
-    `stability` is True if the sweep only searches for the largest rate at which the server's queue does not grow. The
-    client can change the result of such a step in three cases only: it has no CPU time left, it sends fewer requests
-    than planned, or it slows the responses down.
+    The client is loadgen itself. `stability` is True if the sweep only searches for the largest rate at which the
+    server's queue does not grow. Only the limits in DECISIVE_LIMITS count then, because they can make a queue grow or
+    keep it from growing. An example is a client without free CPU time.
 
     In other sweeps, all limits on the client's health count, with one exception. If the client only dropped requests
     because too many were in flight, the server was overloaded, and the result is `ok`.
@@ -654,10 +654,15 @@ def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float
 
 
 def _carried_rate(over: Over, summary: Summary, load: float, chance: float, *, end: StepEnd) -> float | None:
-    """Return the rate in requests per second that the server sustained at a load above its capacity.
+    """Return the rate in requests per second that an overloaded server sustained, or None if it was not overloaded.
 
-    `over` is the quantity that the sweep varies, and `chance` is the probability that `load` is above the capacity.
-    Return None if `chance` is at most 0.5, or if the sweep varies the concurrency.
+    `load` is the load of the step, and `chance` is the probability that it is above the capacity of the server. The
+    server counts as overloaded if `chance` is above 0.5, and if one of these conditions holds:
+
+    - The step was ended early because of an overload (`end.overloaded`).
+    - The rate of complete requests is clearly lower than `load`.
+
+    `over` is the quantity that the sweep varies. If it is the concurrency, the result is always None.
     """
     from loadgen.analysis.sweep import carried_rate
 

@@ -45,10 +45,10 @@ DEFAULTS = StepSettings()
 
 
 class BacklogRule(NamedTuple):
-    """A rule for the minimum fraction of requests that must have ended.
+    """A rule that detects a server that cannot keep up with the load.
 
-    The rule compares two numbers: `sent` requests were sent in the second half of the run so far, and `ended` requests
-    ended in this half. The server cannot keep up if `ended < min_fraction * sent`.
+    The rule looks at the second half of the run so far. In this half, `sent` requests were sent, and `ended` requests
+    ended. The server cannot keep up if `ended < min_fraction * sent`.
 
     The rule applies only if the run is longer than `first_latencies` times the latency of the first response. Before
     that time, the throughput of the server may still be rising.
@@ -71,15 +71,16 @@ class BacklogSample(NamedTuple):
 
 
 class OverloadDetector:
-    """A progress callback that ends a step early.
+    """A progress callback that ends a step of a sweep early.
 
     A step ends early in these cases:
 
-    - The server clearly cannot keep up, because its queue grows.
+    - The server's queue clearly grows. This is checked only if the settings contain a test for it (`growth`).
     - The backlog of unfinished requests grows. This is checked only with `watch_backlog`, which is for steps at a given
       rate. A closed loop cannot build up a backlog.
-    - The server rejects many requests, or refuses all of them.
-    - The deadline of the sweep has passed.
+    - The server rejects many requests. This is not checked with `rejections_allowed`.
+    - The server refuses every request.
+    - The deadline of the sweep (`deadline_s`) has passed.
 
     If the sweep has no objectives, a step also ends when the server clearly keeps up, or when the time of the step is
     over.

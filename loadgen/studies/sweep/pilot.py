@@ -83,10 +83,10 @@ class LevelWatch:
         return "stopped early: the throughput is known" if self.enough else None
 
     def _flows_without_growth(self) -> bool:
-        """Return True if the throughput of this level is steady and hardly larger than that of the previous level.
+        """Return True if the throughput of this level is steady, and at most a tenth higher than that of the previous
+        level.
 
-        The throughput is steady if responses arrive evenly over the level. It may exceed that of the previous level by
-        at most a tenth.
+        The throughput is steady if enough responses are complete, and they arrive evenly over the level.
         """
         began_s, _ = self._samples[0]
         now_s, complete = self._samples[-1]
@@ -174,10 +174,11 @@ def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
 
 
 def _rate(ends_s: Sequence[float], concurrency: int) -> float:
-    """Return the rate of completions in requests per second, or 0 if too few requests are complete.
+    """Return the rate of completions in requests per second, or 0 if fewer than two requests are complete.
 
-    The first `concurrency` completions are skipped, and the rate of the next `concurrency` completions is measured. If
-    there are fewer than 2 * `concurrency` completions, the rate of the second half of all completions is measured.
+    `ends_s` contains the end time of each complete request, in increasing order. All clients start together, so the
+    first `concurrency` completions are skipped. The rate of the next `concurrency` completions is measured. If there
+    are fewer than 2 * `concurrency` completions, the rate of the second half of all completions is measured.
     """
     count = min(len(ends_s), WAVES * concurrency)
     if count < 2:

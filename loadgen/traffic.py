@@ -218,7 +218,7 @@ def _inherited(plan: Plan) -> dict[str, Any]:
 
 
 def _check_goodput(bounds: Sequence[str] | str) -> None:
-    """Raise PlanError if a bound of a class is invalid."""
+    """Raise PlanError if one of `bounds` is invalid. They are the bounds that define goodput for a class of traffic."""
     from loadgen.analysis.objectives import ObjectiveError, parse_bounds
 
     try:

@@ -145,10 +145,11 @@ def _looks_like_key(word: str) -> bool:
 
 
 def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return a hint for a server that requires an API key, or that refuses the key in these request headers.
+    """Return a hint for a user whose server requires an API key, or refuses the key in the request headers `headers`.
 
-    If a variable of another tool, such as OPENAI_API_KEY, is set and its key was not sent, the hint names this
-    variable."""
+    Users may have a key in a variable of another tool, such as OPENAI_API_KEY. If the key in such a variable was not
+    sent, the hint names the variable.
+    """
     sent = " ".join(headers.values())
     for variable in _KEY_VARIABLES:
         key = environ.get(variable, "").strip()
@@ -466,8 +467,10 @@ def register_fields(fields: Any, name: str = "") -> Any:
 def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str = "") -> Any:
     """Return fields of a request body with the values of environment variables filled in.
 
-    Variables such as `$API_KEY` are replaced only in fields whose name shows that they hold a secret. Raises
-    SecretError if a variable is not set, or if its content is too short to be hidden."""
+    A variable such as `$API_KEY` is replaced only if the name of its field shows that the field holds a secret, for
+    example `api_key`. Raises SecretError if a variable is not set, or if its content is too short to be hidden in the
+    output.
+    """
     if isinstance(fields, Mapping):
         return {key: fill_fields(value, environ, str(key)) for key, value in fields.items()}
     if isinstance(fields, list | tuple):
@@ -489,10 +492,10 @@ def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str 
 
 
 def _redact_json(text: str) -> str:
-    """Return the text of `--extra-body` with each secret replaced by the name of an environment variable.
+    """Return `text`, the value of `--extra-body`, in a form that may be stored.
 
-    The name of a file, such as `@FILE`, is returned unchanged. If the text is not JSON and may contain a secret, return
-    `...`.
+    Each secret is replaced by the name of an environment variable. If the text is not JSON, `...` is returned if it may
+    contain a secret. A reference to a file, such as `@FILE`, is returned unchanged.
     """
     if text.startswith("@"):
         return text
@@ -508,7 +511,10 @@ def _redact_json(text: str) -> str:
 
 
 def _is_key_file(name: str, value: str) -> bool:
-    """Return True if `value` is the name of a file with a private key, which is the value of the option `--key`."""
+    """Return True if `value` is the name of a file with a private key.
+
+    Such a file is the value of the option `--key`, whose name is `key`.
+    """
     return name == "key" and (value.endswith((".pem", ".key")) or os.path.isfile(value))  # noqa: PTH113 - never raises
 
 
@@ -531,8 +537,9 @@ def _names_before(values: Sequence[Any], name: str) -> list[str]:
 def redact(value: Any, name: str = "") -> Any:
     """Return settings or command-line arguments in a form that may be stored.
 
-    Secrets in headers, options, environment variables, request bodies and commands of --at are replaced. They are also
-    registered with `register_secret`. `name` is the key of the setting, or the command-line argument before `value`.
+    `value` is one value, or a list or mapping of values. `name` is the key of the setting, or the command-line argument
+    before `value`. Secrets in headers, options, environment variables, request bodies and commands of --at are
+    replaced. They are also registered with `register_secret`.
     """
     if name.lstrip("-").replace("-", "_") == "extra_body":
         return _redact_json(value) if isinstance(value, str) else redact_fields(value)

@@ -137,9 +137,10 @@ def accepts_request(client: JsonClient, dialect: Dialect, facts: ServerFacts) ->
 
 
 def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
-    """Return the dialect with its path changed to where the server has its OpenAI routes.
+    """Return the dialect with the path that its endpoint has on this server.
 
-    The query of the server's URL is added to the path.
+    Some servers have their OpenAI routes under another path than `/v1`. The query of the server's URL is added to the
+    path.
     """
     path = dialect.path
     if path.startswith(f"{API_PATH}/"):
@@ -195,8 +196,10 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
 def _without_named_field(trial: Trial) -> Dialect | None:
     """Return the trial's dialect (its request format) without the first field that the server's refusal names.
 
-    If the refusal names the output length, the dialect may keep the field and request FEW_TOKENS tokens, because some
-    servers refuse to generate only one token. The result is None if the refusal names no field."""
+    If the refusal names the field of the output length, the request may ask for too few tokens: some servers refuse to
+    generate only one token. The dialect may then keep the field and request FEW_TOKENS tokens. The result is None if
+    the refusal names no field.
+    """
     dialect = trial.dialect
     words = _words(trial.response.content)
     for field in dialect.refusable_fields:

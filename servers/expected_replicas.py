@@ -111,10 +111,11 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _round_by_header(urls: Sequence[str], expected: int, header: str, access: Access, until_s: float) -> Round:
-    """Send requests until `expected` different values of the header have been seen.
+    """Send requests until `expected` replicas have answered, and return these replicas.
 
-    The number of requests is limited to REQUESTS_PER_REPLICA per expected replica and URL. No request is sent after
-    `until_s` (CLOCK_MONOTONIC, in seconds)."""
+    Replicas are distinguished by the value of the response header `header`. At most REQUESTS_PER_REPLICA requests per
+    expected replica are sent to each URL. No request is sent after `until_s` (CLOCK_MONOTONIC, in seconds).
+    """
     seen = Round({}, {})
 
     def ask(url: str) -> None:
@@ -140,9 +141,10 @@ def _round_by_header(urls: Sequence[str], expected: int, header: str, access: Ac
 
 
 def _round_by_address(urls: Sequence[str], access: Access, until_s: float) -> Round:
-    """Send one request to each address of the URLs.
+    """Send one request to each address of the URLs, and return the result.
 
-    No request is sent after `until_s` (CLOCK_MONOTONIC, in seconds)."""
+    Each address counts as one replica. No request is sent after `until_s` (CLOCK_MONOTONIC, in seconds).
+    """
     seen = Round({}, {})
     places: dict[object, tuple[str, str, Address | None]] = {}
     """The name, the URL and the address of each replica, by what distinguishes the replicas. The address is None if the

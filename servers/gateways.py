@@ -82,8 +82,10 @@ def streaming_remedies(gateways: Iterable[str]) -> list[str]:
 
 
 def _one_header_each(names: set[str]) -> set[str]:
-    """Keep one header name per gateway. If several headers reveal the same gateway, keep the first in alphabetical
-    order.
+    """Return `names` with only one header per gateway.
+
+    A name describes a gateway and the header that reveals it, such as `nginx/1.22.1 (Server)`. If several headers
+    reveal the same gateway, the first name in alphabetical order is kept.
     """
     kept = dict[str, str]()
     for name in sorted(names):

@@ -257,7 +257,9 @@ class SimulatedServer:
         return run_in_memory(plan, ServerModel(), resolved=resolved)
 
     def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
-        """Return the predicted value for each objective at `per_s` arrivals per second."""
+        """Return the predicted value of each objective's figure, such as its p99 of TTFT, at `per_s` arrivals per
+        second.
+        """
         key = per_s, workers
         if key not in self._results:
             self._results[key] = self._compute_figures(self.run(per_s, workers))
@@ -327,7 +329,11 @@ class SimulatedServer:
         rate = per_s * slowdown / parts
 
         def excess(prefill: int, decode: int) -> float:
-            """Return the largest ratio of a figure to its bound, or infinity if a figure is missing or a bound is 0."""
+            """Return the largest ratio of a predicted figure to its bound. Pools with a smaller ratio are nearer to the
+            objectives.
+
+            The result is infinity if a figure is missing or a bound is 0.
+            """
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
             if None in figures or any(objective.bound <= 0 for objective in objectives):
                 return math.inf
@@ -384,7 +390,11 @@ def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, ex
 
 
 def add_interval(result: CapacityOption, server: SimulatedServer, per_s: float, met: ObjectivesMet) -> None:
-    """Set the `_low` and `_high` fields of an option with equal replicas."""
+    """Set the intervals of an option with equal replicas: the fields whose names end in `_low` and `_high`.
+
+    The fields are the rate of one replica and the number of GPUs. The ends of an interval are the values for a server
+    that is faster or slower than predicted by the factor `1 + step_error`.
+    """
     assert result.replica_per_s
     power = round(math.log(result.replica_per_s, RATE_STEP))
     factor = 1 + constant("step_error")
@@ -422,10 +432,11 @@ def worker_option(
 def add_worker_interval(
     result: CapacityOption, server: SimulatedServer, per_s: float, objectives: Sequence[Objective]
 ) -> None:
-    """Set the fields `gpus_low` and `gpus_high` of an option with separate workers.
+    """Set the interval of the number of GPUs of an option with separate workers: `gpus_low` and `gpus_high`.
 
-    They are the numbers of GPUs that are needed if the server is faster or slower than predicted by the factor `1 +
-    step_error`. If no slower server meets the objectives, `gpus_high` is None.
+    The interval shows the uncertainty of the prediction. `gpus_low` GPUs are enough if the server is faster than
+    predicted by the factor `1 + step_error`, and `gpus_high` GPUs if it is slower by this factor. If the slower server
+    cannot meet the objectives, `gpus_high` is None.
     """
     assert result.prefill_workers
     assert result.decode_workers

@@ -200,7 +200,9 @@ def _title(option: CapacityOption) -> str:
 
 
 def _converted_format(option: CapacityOption) -> str | None:
-    """Return the format of an option if its engine converts 16-bit weights to this format, otherwise None."""
+    """Return the number format of an option if the engine itself converts 16-bit weights to this format, otherwise
+    None.
+    """
     return option.format if option.format in CONVERTED_FORMATS.get(option.engine, ()) else None
 
 

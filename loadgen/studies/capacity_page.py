@@ -303,9 +303,10 @@ def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def _line(option: CapacityOption, rate_per_s: float, *, priced: bool) -> dict[str, Any]:
-    """Return the data of a chart line: the cost per hour, or the number of GPUs, of an option at each request rate.
+    """Return the data of a chart line for `option`: its cost per hour at each request rate.
 
-    The line shows the cost if `priced` is True. It is a step function, because the load needs whole replicas.
+    If `priced` is False, the line shows the number of GPUs instead. The line has steps, because only whole replicas can
+    be added. `rate_per_s` is the request rate of the load. The line ends at MAX_RATE_FACTOR times this rate.
     """
     assert option.replica_per_s
     assert option.gpus

@@ -253,9 +253,10 @@ def _price_notes(options: Iterable[CapacityOption]) -> list[str]:
 
 
 def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
-    """Return one sentence for each distinct accuracy of the predictions for these options.
+    """Return sentences that state how accurate the predictions for `options` are.
 
-    Each sentence names the engines, serving modes and GPU types whose predictions have this accuracy.
+    Options whose predictions have the same accuracy share a sentence. It names their engines, serving modes and GPU
+    types.
     """
     by_text: dict[str, dict[str, list[str]]] = {}
     for option in options:

@@ -38,7 +38,10 @@ PILOT_KV_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The lengths of the requests of a load. Prompt tokens that a prefix cache saves are not included."""
+    """The lengths of the requests of a load.
+
+    Prompt tokens that the server takes from its prefix cache do not count, because it need not compute them.
+    """
 
     prompt_tokens: int
     """Mean number of prompt tokens that are computed."""
@@ -108,10 +111,11 @@ class Limit:
 def physical_limit(
     deployment: Deployment, kv_tokens: int, facts: RequestFacts, objectives: Sequence[Objective], *, separate: bool
 ) -> Limit:
-    """Return the physical limit of a deployment. `separate` is True if prefill and decode have separate workers.
+    """Return the best performance that the data sheet allows for one replica of a deployment.
 
-    An objective counts as missed if even a request that is alone on the server would miss it, because other requests
-    can only slow this request down.
+    `kv_tokens` is the size of the KV cache. `separate` is True if prefill and decode have separate workers. An
+    objective counts as missed if even a request that is alone on the server would miss it, because other requests can
+    only slow this request down.
     """
     decode_s = _slowest(lower_bounds_s(deployment, 0, 0, 1, float(facts.prompts.min())))
     missed = ""
@@ -205,7 +209,10 @@ class LoadCurve:
         return best
 
     def _means(self, figure: str) -> Any:
-        """Return the predicted means of a latency, or None for a latency without a formula."""
+        """Return the predicted mean of a latency, such as `ttft`, for each point of the curve.
+
+        Return None if no formula predicts this latency.
+        """
         steps = max(0, self.output_tokens - 1)
         if figure in ("ttft", "ttft_due"):
             return self.ttft_s

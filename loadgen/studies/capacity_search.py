@@ -554,8 +554,8 @@ class CapacitySearch:
 def completed_share(due_ns: Any, end_ns: Any) -> float:
     """Return the requests that end as a share of those that arrive: about 1, or less if the server is overloaded.
 
-    `due_ns` and `end_ns` contain the due time and the end of each request. Requests are due over some time. Arrivals and
-    ends are counted in the second half of this time.
+    `due_ns` and `end_ns` contain the due time and the end of each request. Requests are due over some time. Arrivals
+    and ends are counted in the second half of this time.
     """
     begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
     arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())
@@ -586,7 +586,7 @@ def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS)
 def undominated(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
     """Return the points that no other point beats in both speed per user and cost, fastest first.
 
-    If a point has no cost, its GPUs per token count as the cost.
+    The cost is that of a million tokens. If a point has no price, the number of GPUs per token stands for its cost.
     """
 
     def cost(point: ParetoPoint) -> float:

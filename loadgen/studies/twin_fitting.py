@@ -190,10 +190,11 @@ def observe_run(run: Run) -> ObservedRun:
 
 
 def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
-    """Return a function that makes artificial token ids for the prompt of a Record.
+    """Return a function that takes a Record and a length, and returns artificial token ids for the prompt of the
+    Record.
 
-    The function takes the Record and the number of ids. Prompts with a common beginning get the same ids for it. The
-    workload of the run, or of the Record's class of traffic, determines which prompts have a common beginning.
+    If two prompts have a common beginning, they get the same ids for it. The workload of the run, or of the Record's
+    class of traffic, determines which prompts have a common beginning.
     """
     if not header.traffic:
         source = workload.parse(str(header.plan.get("workload") or "synthetic"))
@@ -430,10 +431,10 @@ class FitProblem:
         return {name: _rounded(value) for name, value in zip(self.constants, np.exp(solution.x), strict=True)}
 
     def _transfer_prior(self) -> Floats:
-        """Return the logarithms of the constants that the hardware tables predict.
+        """Return the logarithms of the constants that the hardware tables predict, without the measured runs.
 
-        The constant `path_s` is the time from the server's front end to the first step. It is at most the shortest
-        measured TTFT, because every TTFT includes this time.
+        Only the constant `path_s` depends on the runs. It is the time from the server's front end to the first step.
+        Every TTFT includes this time, so `path_s` is at most the shortest measured TTFT.
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))
@@ -491,7 +492,9 @@ class FitProblem:
         return [starts[name] for name in self.constants]
 
     def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
-        """Replay a run with the constants `exp(logarithms)`, and return the result of `replay`."""
+        """Simulate the requests of a run with the constants `exp(logarithms)`. Return TTFTs, TPOTs and the last time,
+        as `replay`.
+        """
         values = dict(zip(self.constants, np.exp(logarithms).tolist(), strict=True))
         step_parameters = tuple(logarithms[: -len(REQUEST_CONSTANTS)])
         if self._step_time[0] != step_parameters:  # building the tables takes most of the time of a replay
@@ -536,10 +539,11 @@ class FitProblem:
         return errors
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """Return the residuals of the latencies, followed by one residual per constant.
+        """Return the residuals that the fit makes small: those of all latencies, followed by one residual per constant.
 
-        The residual of a constant is `log(constant / start value) / spread`, where `spread` is the standard deviation
-        of its prior distribution."""
+        The residual of a constant is `log(constant / start value) / spread`. It keeps the constant near its start
+        value. `spread` is the standard deviation of the prior distribution of the constant.
+        """
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:
@@ -632,14 +636,15 @@ def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tup
 
 
 def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
-    """Estimate the constants of a linear model of the step duration from timestamps, by non-negative least squares.
+    """Estimate the constants of a linear model of the step duration, by non-negative least squares.
 
-    While a request decodes, the engine executes one step for each of its tokens. The same steps produce the tokens of
+    While a request decodes, the engine executes one step for each of its tokens. The same steps also generate tokens of
     other requests and process prompts. Each request gives one equation:
 
         decode_s = step_s * steps + sequence_s * output_tokens + token_s * prompt_tokens + context_s * context_tokens
 
-    The counts on the right include the tokens of all requests.
+    The left side is the measured decoding time of the request. The counts on the right include the tokens of all
+    requests in this time. The names that end in `_s` on the right are the constants.
     """
     from scipy.optimize import nnls
 

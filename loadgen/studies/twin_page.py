@@ -172,9 +172,9 @@ def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> di
 
 
 def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
-    """Return the factor and the unit with which the latency `name` of all runs is shown.
+    """Return the factor and the unit with which the latency `name` of all runs is shown, such as 1000 and `ms`.
 
-    The shown value is the latency in s, multiplied by the factor.
+    The factor converts seconds to the unit.
     """
     values = np.concatenate([run.latencies[name][0] for run in runs])
     known = values[~np.isnan(values)]

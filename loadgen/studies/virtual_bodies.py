@@ -38,10 +38,10 @@ class BodyReader:
         self._tokenizer = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
 
     def counted(self, request: Request) -> Request:
-        """Return the request with token ids as its prompt, and with the requested length of its response.
+        """Return `request` with its prompt as token ids, and with the requested length of its response.
 
-        If two prompts begin with the same text, their ids begin alike, so that the prefix cache recognises the shared
-        part. Raises WorkloadError for a body without a prompt, and for a route that generates no text.
+        If two prompts begin with the same text, their ids begin alike, so that the simulated prefix cache recognises
+        the shared part. Raises WorkloadError for a body without a prompt, and for a route that generates no text.
         """
         where = f"{self._file}, request {request.id + 1}"
         if request.path.rpartition("/")[2] in OTHER_ROUTES:

@@ -35,7 +35,10 @@ def token_simulators() -> tuple[str, ...]:
 
 
 def simulated_versions() -> dict[str, tuple[str, ...]]:
-    """Return, for each backend with more than one simulated version, the versions other than the default."""
+    """Return the versions that simulated servers of each backend can imitate, by the name of the backend.
+
+    The default version is not included. A backend with only one simulated version is left out.
+    """
     return {
         backend.name: tuple(backend.simulated_versions) for backend in BACKENDS.values() if backend.simulated_versions
     }

@@ -118,9 +118,9 @@ class Route(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class VersionRule(msgspec.Struct, frozen=True):
-    """A rule for some versions of a server on one endpoint.
+    """A rule for some versions of a server on one endpoint, such as a different decoder or a warning.
 
-    It describes behaviour that cannot be detected from the server's responses.
+    A rule describes behaviour that cannot be detected from the server's responses.
     """
 
     applies_to: Callable[[str], bool]  # Takes a version as in ServerFacts
@@ -199,7 +199,9 @@ class Dialect(msgspec.Struct, frozen=True):
         return next((rule.caution for rule in self.versions if rule.caution and rule.applies_to(version)), "")
 
     def variant(self, version: str) -> Dialect:
-        """Return a dialect for this server version. If no version rule applies, this is the dialect itself."""
+        """Return a copy of this dialect that is adapted to a server version, or the dialect itself if no version rule
+        applies.
+        """
         rules = [rule for rule in self.versions if rule.applies_to(version)]
         decode = next((rule.decode for rule in rules if rule.decode), self.decode)
         piece_tokens = max((rule.piece_tokens for rule in rules), default=0)
@@ -257,5 +259,5 @@ def request_body(request: Request, dialect: Dialect, model: str) -> bytes:
 
 
 def encode_body(fields: Mapping[str, Any], request: Request) -> bytes:
-    """Return the JSON body of a request: the dialect's `fields`, merged with the fields that the user specified."""
+    """Return the JSON body of a request: the dialect's `fields`, merged with the user's fields in `request.body`."""
     return msgspec.json.encode(merged(fields, request.body) if request.body else fields)

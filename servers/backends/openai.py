@@ -147,9 +147,13 @@ class UsageDetails(msgspec.Struct, gc=False):
     def generated(self) -> int | None:
         """Number of generated tokens including reasoning, or None if the server does not report this number.
 
-        The number is usually `completion_tokens`, or `total_tokens - prompt_tokens` if that field is missing. Some
-        servers do not count reasoning in `completion_tokens`. The reasoning tokens are then added. Such a server is
-        detected if `reasoning > completion_tokens` or `prompt_tokens + completion_tokens + reasoning == total_tokens`.
+        The number is usually `completion_tokens`. If this field is missing, it is `total_tokens - prompt_tokens`.
+
+        Some servers do not count reasoning in `completion_tokens`, so the reasoning tokens are added. Such a server is
+        recognised by one of these signs:
+
+        - `reasoning > completion_tokens`
+        - `prompt_tokens + completion_tokens + reasoning == total_tokens`
         """
         completion = self.completion_tokens
         reasoning = self.reasoning
@@ -521,7 +525,7 @@ def _last_usage(
 def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
     """Return the number of reasoning tokens that the server counted in `details` but did not stream.
 
-    The result is 0 if any of `choices` contains reasoning.
+    The result is 0 if any of `choices` contains reasoning, because the reasoning was then streamed.
     """
     streamed = any(choice.delta and _shows_reasoning(choice.delta) for choice in choices)
     return 0 if streamed else details.reasoning
@@ -612,8 +616,8 @@ def _read_running_totals(
 def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
     """Return the server's running total of generated tokens after each event that has a choice.
 
-    `with_choice` contains the indices of these events. The function returns an empty list if an event with text has no
-    total, or if no event has text.
+    `with_choice` contains the indices of these events. The function returns an empty list in two cases: an event with
+    text reports no total, or no event has text.
     """
     totals: list[int] = []
     total = 0

@@ -19,10 +19,10 @@ ESCAPED_TAG_BYTES = b"think\\u003e"
 
 
 def note_reasoning(answer: Answer, first_answer: int | None) -> None:
-    """Store in `answer` where the reasoning ends. The response must begin with reasoning.
+    """Store in `answer` where the reasoning ends, and the number of chunks with reasoning.
 
-    `first_answer` is the index of the first event with other content, or None if the response ended during the
-    reasoning. The number of chunks with reasoning is stored too.
+    The response must begin with reasoning. `first_answer` is the index of the first event with other content, or None
+    if the response ended during the reasoning.
     """
     answer.counts["reasoning_chunks"] = sum(map(bool, answer.tokens[:first_answer]))
     if first_answer is not None:

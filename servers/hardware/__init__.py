@@ -414,9 +414,9 @@ SCALINGS = ("technology", "memory_generation", "network")
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
     """Return a copy of the GPU with changed figures. Each change is text such as `memory_bandwidth=8TB/s`.
 
-    Some changes replace the technology node, the memory or the network (their names are in SCALINGS). Each of these
-    changes several figures of the GPU, so they are applied before the changes of single figures. Raises
-    HardwareError for an unknown figure or an invalid value.
+    A change may also replace the technology node, the memory or the network of the GPU (their names are in SCALINGS).
+    Such a change affects several figures, and is therefore applied before all other changes. Raises HardwareError for
+    an unknown figure or an invalid value.
     """
     pairs = [(change, *change.partition("=")[::2]) for change in changes]
     scalings = {name: value for _, name, value in pairs if name in SCALINGS}
@@ -494,9 +494,10 @@ def _read_figures(name: str, row: Mapping[str, Any], columns: Sequence[str]) -> 
 
 
 def _read_figure(name: str, row: Mapping[str, Any], field: str) -> float:
-    """Return the value of a field from its column, or 0 if the column is missing or empty.
+    """Return the value of `field` from a row, or 0 if its column is missing or empty.
 
-    A field in seconds (`launch_s`) has a column in microseconds (`launch_us`).
+    The column has the name of the field. The only exception is a field in seconds: `launch_s` has the column
+    `launch_us`, in microseconds.
     """
     if field.endswith("_s"):
         return 1e-6 * read_number(name, row, field.removesuffix("_s") + "_us", 0)
@@ -614,9 +615,10 @@ def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
 
 
 def read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
-    """Return the number in one column of a row, or `default` if the cell is empty.
+    """Return the number in the column `column` of a row, or `default` if the cell is empty.
 
-    The number must be positive. If there is a default, 0 is accepted too. Raises HardwareError for any other value.
+    The number must be positive. If there is a default, the number may also be 0. Raises HardwareError for any other
+    value. `name` is the name of the row in the message.
     """
     value = row.get(column)
     if value in (None, "") and default is not None:

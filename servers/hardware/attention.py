@@ -163,8 +163,9 @@ def _latent_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, An
 def _linear_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, Any]:
     """Return the durations of linear attention in one layer as (prefill, decode).
 
-    Decode reads and writes the state of each sequence. Prefill multiplies chunks of LINEAR_CHUNK tokens by each other
-    and by the state.
+    Linear attention has a state of constant size per sequence instead of a KV cache. Decode reads and writes the state
+    of each sequence. Prefill divides a prompt into chunks of LINEAR_CHUNK tokens, and multiplies the tokens of a chunk
+    by each other and by the state.
     """
     linear = deployment.model.linear
     if linear is None:

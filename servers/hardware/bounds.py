@@ -174,7 +174,10 @@ def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> 
 
 
 def phase_bounds(gpu: Gpu, format_name: str, phases: Mapping[str, PhaseKernels]) -> GpuBounds:
-    """Return the bounds of the kernels of all phases."""
+    """Return the bounds of the kernels of all phases: what binds each of them, compute, memory or latency.
+
+    `phases` maps the name of a phase, such as `prefill`, to its kernels.
+    """
     bounds: list[KernelBound] = []
     shares = {}
     for phase, kernels in phases.items():

@@ -74,7 +74,7 @@ class SpeedFactor:
     def kind(self) -> str:
         """Name of the factor without the number format, such as `compute rate` for the factor `compute rate, fp16`.
 
-        The name without the format is the same for all GPUs.
+        The factors of several pairs of GPUs can be compared by this name, even if the GPUs have different formats.
         """
         return self.name.partition(",")[0]
 
@@ -123,7 +123,8 @@ def dissection(
 ) -> Dissection:
     """Return the Dissection of the speed-up from the first to the second of two compared GPUs.
 
-    `cards` are the two GPUs with their figures. The product of the gains of `factors` must be the speed-up.
+    `cards` are the two GPUs with their data-sheet figures. `accuracy` is the accuracy of the predicted speed-up. The
+    product of the gains of all `factors` must be equal to the speed-up.
     """
     before, after = compared
     speed_up = after.tokens_per_s / before.tokens_per_s
@@ -230,14 +231,18 @@ def native_format(card: Gpu) -> str:
 
 
 def compute_name(format_name: str) -> str:
-    """Return the name of the factor `compute rate`. `format_name` is the number format of the first GPU."""
+    """Return the name of the change of the compute rate, such as `compute rate, fp16`.
+
+    `format_name` is the number format of the first GPU.
+    """
     return f"{COMPUTE_RATE}, {format_name}"
 
 
 def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
-    """Return the change that replaces the compute rate by that of the second GPU.
+    """Return the change that replaces the compute rate of the GPU `old` by that of the GPU `new`.
 
-    `format_name` is the number format of the first GPU. The result shows the peak rates of both GPUs in this format.
+    `format_name` is the number format of `old`. The texts `before` and `after` of the change show the peak rates of
+    both GPUs in this format.
     """
     before, after = _peak(old, format_name), _peak(new, format_name)
 
@@ -263,7 +268,7 @@ def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
 
 
 def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the memory bandwidth and the size of the L2 cache by those of the second GPU."""
+    """Return the change that replaces the memory bandwidth and the size of the L2 cache by those of the GPU `new`."""
 
     def apply(card: Gpu) -> Gpu:
         architecture = replace(card.architecture, memory_share=new.architecture.memory_share)

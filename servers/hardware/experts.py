@@ -218,7 +218,8 @@ def mlp_matrices(deployment: Deployment, intermediate: int) -> list[WeightMatrix
 def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows: Any) -> Any:
     """Return the duration of the router, the experts and the shared expert in one layer.
 
-    `rows` is the number of tokens of one attention group, and `all_rows` is the number of tokens of all groups.
+    `rows` is the number of tokens of one attention group. The router and the shared expert process these tokens.
+    `all_rows` is the number of tokens of all groups, which the experts share.
     """
     model = deployment.model
     experts = model.experts

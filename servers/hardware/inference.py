@@ -169,8 +169,8 @@ class Deployment:
     def micro_batch(self, sequences: Any) -> Any:
         """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.
 
-        The pipeline stages compute different micro-batches at the same time, so a step has as many micro-batches as
-        there are stages. A sequence is never divided.
+        The pipeline stages compute different micro-batches at the same time. A step therefore has as many micro-batches
+        as there are stages, and each gets an equal part of the sequences, but at least one whole sequence.
         """
         return elementwise_max(sequences / self.pipeline, elementwise_min(sequences, 1.0))
 
@@ -214,7 +214,10 @@ class Deployment:
 
     @property
     def kv_token_bytes(self) -> float:
-        """Bytes of KV cache per token, over all layers and all GPUs, including copies of KV heads."""
+        """Bytes of KV cache per token, over all layers and all GPUs.
+
+        If several GPUs hold a copy of the same KV head, all copies count.
+        """
         copies = self.kv_heads * self.tensor / self.model.kv_heads
         if self.model.latent:
             copies = self.tensor  # all heads share one entry, so every GPU of the group has it
@@ -498,9 +501,11 @@ def start_times_s(deployment: Deployment) -> tuple[float, float, float]:
 
 
 def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
-    """Return the durations of the GEMMs in seconds: of one attention block, of one MLP block, and of the output head.
+    """Return three sums of GEMM durations in seconds: for one attention block, for one MLP block, and for the output
+    head.
 
-    The output head has one row per sequence. The other GEMMs have `rows` rows.
+    A GEMM has one row per token that it processes. The output head processes `sequences` tokens, one per sequence. The
+    other GEMMs process `rows` tokens.
     """
     times: list[Any] = [0.0, 0.0, 0.0]
     for block, gemm in zip(GEMM_BLOCKS, model_gemms(deployment), strict=True):

@@ -15,7 +15,9 @@ prompts). Real text has higher acceptances.
 
 @dataclass(frozen=True, slots=True)
 class TokenDraft:
-    """The number of drafted tokens per step and sequence, and the probability that each of them is accepted."""
+    """Settings of speculative decoding: the number of drafted tokens per step and sequence, and how likely each is
+    accepted.
+    """
 
     draft_tokens: int
     acceptance: float

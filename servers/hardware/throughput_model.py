@@ -183,10 +183,11 @@ def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9)
 
 
 def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
-    """Return the expected seconds of a decode step that are due to compute, memory, network, latency and overhead.
+    """Return the expected seconds of a decode step, divided into five causes:
 
-    Latency is the time to start GEMMs, attention and all-reduces, which does not depend on their size. Overhead is the
-    time of the engine outside of kernels: gaps between kernels, scheduling and sampling.
+    - `compute`, `memory` and `network`: the time for which the step waits for these resources.
+    - `latency`: the time to start GEMMs, attention and all-reduces, which does not depend on their size.
+    - `overhead`: the time of the engine outside of kernels, such as gaps between kernels, scheduling and sampling.
     """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2

@@ -182,9 +182,10 @@ def _loss_bytes(step: TorchStep) -> tuple[float, float]:
 
 
 def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the forward time of the adapters of one layer: two thin GEMMs per matrix.
+    """Return the time that one layer needs for its adapters (LoRA) in the forward pass.
 
-    Each of these GEMMs becomes two in the backward pass.
+    Each matrix of the layer has an adapter, which needs two thin GEMMs. Each of these GEMMs becomes two in the backward
+    pass.
     """
     rank = step.adapter_rank
     if not rank:
@@ -193,7 +194,10 @@ def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _adapter_bytes(step: TorchStep) -> float:
-    """Return the bytes that one layer moves to scale the results of its adapters and add them to the base results."""
+    """Return the bytes that one layer reads and writes to add the results of its adapters to those of the base weights.
+
+    The results of the adapters (LoRA) are scaled first.
+    """
     if not step.adapter_rank:
         return 0.0
     return step.tokens * step.value_bytes * 5 * sum(n for n, _ in _matrices(step))

@@ -249,9 +249,11 @@ def _require_free_gpus(spec: LaunchSpec) -> None:
 
 
 def _gpu_ids(spec: LaunchSpec) -> set[str]:
-    """Return the GPUs that docker-compose.yml reserves for the server, with all variables filled in.
+    """Return the GPUs that docker-compose.yml reserves for the server, each as an index or a UUID.
 
-    Each GPU is an index or a UUID. The result is empty if the file reserves no GPU by index or UUID."""
+    Variables in the file are replaced by their values first. The result is empty if the file reserves no GPU by index
+    or UUID, for example if it reserves only a number of GPUs.
+    """
     with suppress(LookupError, TypeError, *DECODE_ERRORS):
         service = msgspec.json.decode(_compose(spec, "config", "--format", "json"))["services"][spec.server]
         devices = service["deploy"]["resources"]["reservations"]["devices"]
@@ -359,10 +361,12 @@ def docker(
 
 
 def _container_facts(host: Host, name: str) -> dict[str, Any]:
-    """Return the facts about a container that are stored with a run.
+    """Return the facts about the container `name` that are stored with a run.
 
-    The facts are image, digest, command and limits, and the driver version and GPU as seen in the container. Missing
-    facts are left out. The container's environment is never stored, because it may contain secrets."""
+    The facts are its image, the digest of the image, its command, its start time and its limits, and the driver version
+    and the GPU that the container sees. A fact that cannot be read is left out. The container's environment is never
+    stored, because it may contain secrets.
+    """
     facts: dict[str, Any] = {}
     with suppress(LaunchError, LookupError, *DECODE_ERRORS):
         container = msgspec.json.decode(docker(host, "inspect", name))[0]

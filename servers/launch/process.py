@@ -201,10 +201,11 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
-    """Return the environment variables that a server needs to serve a ladder model (see `servers.ladder`).
+    """Return the environment variables with which `server` can serve a ladder model (see `servers.ladder`).
 
-    `command` describes how the server is started. Raises LaunchError if the server does not support ladder models,
-    because it would silently serve the weights as a standard model.
+    `command` describes how the server is started. The result is a PYTHONPATH that contains the server's plugin for
+    ladder models. Raises LaunchError if the server has no such plugin, because it would silently serve the weights as a
+    standard model.
     """
     if not command.ladder:
         able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)

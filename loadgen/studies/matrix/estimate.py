@@ -192,7 +192,7 @@ def _runs_time(estimates: Sequence[Estimate]) -> str:
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate the duration of a cell's run or sweep, if the cell has not been measured yet.
+    """Estimate the duration of a run or sweep of `cell`, which was not measured yet.
 
     The estimate comes from the duration in the plan, from a simulation, or from a guessed token rate. A sweep is
     assumed to need its maximum number of runs.

@@ -122,8 +122,8 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
     """Write one frontier page for each workload that has sweeps.
 
-    A page shows only sweeps with the clock speed of the first sweep, because simulated servers may have different clock
-    speeds.
+    Simulated servers may have clocks of different speeds, and such sweeps cannot be compared. A page therefore shows
+    only sweeps with the clock speed of its first sweep.
     """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {

@@ -164,11 +164,12 @@ class Sweep:
     def step(self, number: int, load: float, duration_s: float | None = None) -> Plan:
         """Return the plan of the step with this number and load. `duration_s` replaces the duration of the plan.
 
-        Each step has a different seed and therefore different prompts, because the server may still have the prompts of
-        earlier steps in its cache. The load may exceed the limit that the server reports, because the sweep searches
-        for the load at which the server begins to reject requests. If there are fewer clients than workers, the number
-        of workers is reduced. If the plan has classes of traffic, `load` is the total load of the classes that the
-        sweep scales.
+        - Each step has a different seed and therefore different prompts, because the server may still have the prompts
+          of earlier steps in its cache.
+        - The load may exceed the limit that the server reports, because the sweep searches for the load at which the
+          server begins to reject requests.
+        - If there are fewer clients than workers, the number of workers is reduced.
+        - If the plan has classes of traffic, `load` is the total load of the classes that the sweep scales.
         """
         duration = {} if duration_s is None else {"duration_s": duration_s}
         if self.plan.traffic:

@@ -94,9 +94,10 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return the rate of the arrival process `text`, or its number of clients if `over` is `concurrency`.
+    """Return how large the load of the arrival process `text` is, in the quantity `over` that the sweep varies.
 
-    Return None if the process has no constant rate, or no number of clients.
+    If `over` is `rate`, the result is the rate, or None if the process has no constant rate. Otherwise, it is the
+    number of clients, or None if the process is not a closed loop.
     """
     process = arrivals.parse(text)
     if over == "rate":
@@ -105,7 +106,10 @@ def _amount(text: str, over: Over) -> Fraction | None:
 
 
 def _times(text: str, factor: float) -> str:
-    """Return the arrival process `text` with its rate multiplied by `factor`, or unchanged if it has no rate."""
+    """Return the arrival process `text` with its rate multiplied by `factor`.
+
+    A process without a constant rate, such as a closed loop, is returned unchanged.
+    """
     process = arrivals.parse(text)
     if not isinstance(process, FixedRate):
         return text

@@ -87,16 +87,18 @@ class SweepTargets:
 
     @property
     def bounds(self) -> list[Objective]:
-        """The objectives on all requests, converted to bounds that a single request must meet. These bounds define
-        goodput.
+        """The objectives on all requests, converted to bounds that a single request must meet.
+
+        For example, `ttft.p99 < 500ms` becomes `ttft < 500ms`. These bounds define goodput.
         """
         from loadgen.analysis.sweep import request_bounds
 
         return request_bounds(objective for objective in self.objectives if not objective.part)
 
     def class_bounds(self, name: str) -> list[str]:
-        """Return the objectives on a class of traffic as bounds that a single request must meet, such as `ttft <
-        500ms`.
+        """Return the objectives on the class of traffic `name`, converted to bounds that a single request must meet.
+
+        For example, `ttft.p99 < 500ms` becomes `ttft < 500ms`.
         """
         from loadgen.analysis.sweep import request_bounds
 
@@ -572,9 +574,10 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
     """Return the coefficient of variation of the work that arrives at the server.
 
-    It includes the variation of the prompt lengths or of the output lengths, whichever is larger. With
-    `random_arrivals`, it also includes the variation of Poisson arrivals. If the lengths are not known before the run,
-    for example because prompts come from a file, their coefficient of variation is assumed to be 1.
+    The work varies because the requests have different lengths. The variation of the prompt lengths or of the output
+    lengths counts, whichever is larger. If the lengths are not known before the run, for example because prompts come
+    from a file, their coefficient of variation is assumed to be 1. With `random_arrivals`, the variation of Poisson
+    arrivals is added.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")

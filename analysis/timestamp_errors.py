@@ -120,7 +120,7 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
     """Return the error in ns that 99% of `total` timestamps or gaps do not exceed.
 
-    `counts` contains the number of inexact ones in each bucket of errors. All others have an error of 0.
+    `counts` contains the number of inexact timestamps or gaps in each bucket of errors. All others have an error of 0.
     """
     beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)

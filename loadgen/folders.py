@@ -204,8 +204,8 @@ def _not_empty(folder: Path) -> OutputError:
 def _locked(file: int, *, created: bool) -> bool:
     """Try to lock an open file without waiting. Return True if this process now holds the lock, otherwise False.
 
-    `created` is True if this process has created the file. It is returned on a file system without locks, where the
-    process that created the file counts as the holder.
+    `created` is True if this process has created the file. On a file system without locks, this function returns
+    `created`: the process that created the file counts as the holder of the lock.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

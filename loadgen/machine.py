@@ -91,8 +91,8 @@ def check_ports(concurrency: int, addresses: int) -> None:
 class CalibrationPoint(msgspec.Struct, frozen=True):
     """The load of one burst of `loadgen calibrate`: `n` streams that start together.
 
-    Each stream has `output_tokens` tokens. A simulated server of the type `server` sends them at intervals of `itl_s`
-    seconds, each in a separate event. `workers` is the number of worker processes of the client, and `stamps` is its
+    Each stream has `output_tokens` tokens. A simulated server of the type `server` sends one token every `itl_s`
+    seconds, in a separate event. `workers` is the number of worker processes of the client, and `stamps` is its
     timestamp source.
     """
 

@@ -398,7 +398,7 @@ def _endpoint_type(draft: Draft, value: str) -> None:
 def _profile(draft: Draft, value: str) -> None:
     """Translate `--profile` or `--rate-type` of GuideLLM, such as `concurrent` or `kind=concurrent,streams=8`.
 
-    vllm bench has a flag `--profile`, which gives an empty `value`. It is ignored.
+    vllm bench has a flag `--profile`, which has no value. An empty `value` is therefore ignored.
     """
     pairs = _pairs(value)
     if "max_concurrency" in pairs or "streams" in pairs:

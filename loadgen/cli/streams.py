@@ -56,7 +56,7 @@ class TolerantStream:
     def lost(self) -> bool:
         """Return True if text could not be written, for example because the disk is full.
 
-        Text does not count as lost if the reader has gone away, such as a closed terminal or the command after a pipe.
+        Text does not count as lost if the reader has gone away, for example because the terminal was closed.
         """
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 

@@ -285,9 +285,9 @@ REAL_TIME_HINT = "Repeat the run with --speed 1."
 def _read(path: Path, *, fallback: bool = False) -> Run:
     """Read the run at `path`, to fit a twin to it or to compare a twin with it.
 
-    Raises PlanError if the times of the run are not real seconds, because the constants of a twin are. This is the case
-    for a run in virtual time, and for a simulated server whose clock did not run in real time. For example, a simulated
-    server at five times real time would seem to have five times the memory bandwidth.
+    Raises PlanError if the times of the run are not real seconds, because the constants of a twin are in real seconds.
+    This is the case for a run in virtual time, and for a simulated server whose clock did not run in real time. For
+    example, a simulated server at five times real time would seem to have five times the memory bandwidth.
 
     Raises UnreachableError if loadgen used the built-in simulated server only because it found no real one. A twin of
     such a run would describe none of the user's servers. With `fallback`, such runs are accepted.

@@ -36,8 +36,8 @@ def run_alone(
     The folder of such a run is `FOLDER-alone/CLASS`, where FOLDER is `folder`, the folder of the run with all classes.
     Return a dict with the folder of each class's run, relative to `folder`, or None if one of the runs was interrupted.
 
-    These runs use a different seed than the run with all classes, which comes later. With the same seed, its prompts
-    would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
+    These runs use a different seed than the run with all classes, which comes later. With the same seed, the prompts of
+    that run would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

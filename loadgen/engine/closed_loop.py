@@ -185,7 +185,7 @@ class GraphRequests:
     def drop(self, slot: ScheduledRequest) -> list[Request]:
         """Return the requests that can never be sent because the request `slot` failed. They have no prompts.
 
-        These are the requests that wait for it, the requests that wait for those, and so on.
+        These are all requests that wait for `slot`, directly or through other requests.
         """
         assert slot.progress is not None
         requests = slot.progress.failed(slot.node)

@@ -56,7 +56,7 @@ class _Output:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read the output that a command wrote before it ended, but has not been read yet.
+        """After a command has ended, read the rest of its output.
 
         At most PIPE_BYTES are read. Other processes that the command has started may still write to the pipe, so it may
         never be empty.

@@ -492,7 +492,7 @@ class Driver:
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
         """Send a request for the second time, on a new connection.
 
-        `lost` is the first attempt. The server closed its connection before it sent a byte of the response.
+        `lost` is the first attempt. The server closed the first connection before it sent a byte of the response.
         """
         try:
             connection = await self._pool_of(slot).open()

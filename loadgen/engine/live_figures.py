@@ -72,7 +72,7 @@ class LatencyHistogram(Structure):
 
 
 def _quantile_ns(totals: list[int], share: float) -> float:
-    """Return the quantile `share` (0 to 1) of a histogram of latencies in ns. The share 0.5 gives the median.
+    """Return a quantile of a histogram of latencies, in ns. `share` is from 0 to 1, and 0.5 gives the median.
 
     `totals` contains, for each bucket, the number of latencies in this bucket and all lower buckets.
     """

@@ -538,8 +538,8 @@ def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence
 def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoint: str, model: str) -> TrafficFacts:
     """Return the facts about a class of traffic for the header of a run.
 
-    `plan` is the plan of the class, and `name` is its name. `first_id` is the id of its first request. `share` is its
-    share of the load that all classes share, or 0 if it has a load of its own.
+    `plan` is the plan of the class, and `name` is its name. `first_id` is the id of its first request. `share` is the
+    part of the common load that the class gets, from 0 to 1. It is 0 for a class with a separate load.
     """
     from loadgen.analysis.run.runfile import TrafficFacts, load_facts
 

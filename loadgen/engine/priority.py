@@ -197,7 +197,7 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
 def _set_autogroup(nice: int) -> bool:
     """Give the autogroup of this process the nice value `nice`. Return True if this was possible.
 
-    An autogroup is the group of processes in one session, between which Linux first shares the cores.
+    An autogroup is the group of processes in one session. Linux shares the cores between these groups first.
     """
     try:
         for _ in range(AUTOGROUP_TRIES):

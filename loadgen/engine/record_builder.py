@@ -314,7 +314,7 @@ def _check_output(response: _Response, dialect: Dialect) -> None:
 
 
 def _note_server_times(response: _Response, health: Health) -> None:
-    """Store the times that the server states in a complete response in the `marks` of its Record.
+    """Store in the `marks` of a Record the times that the server states in a complete response.
 
     For example, a `Server-Timing` header may state how long the request was queued. `health` collects the sources of
     these times and the names that loadgen does not know.
@@ -428,7 +428,7 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
     """Store in the Record whether socket reads returned several chunks at once.
 
-    Stored are the number of such reads, and whether the first two chunks were returned by the same read. `reads`
+    The Record gets the number of such reads, and states whether one read returned the first two chunks. `reads`
     contains, for each chunk, the index of the read that returned its end.
     """
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
@@ -532,8 +532,8 @@ def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[
 
     - Failed: the server has counted more tokens than requested. Some servers generate in pieces of `piece_tokens`. They
       may exceed the requested length up to the end of the last piece.
-    - Truncated: the response has no token, or a content filter ended it. With `exact`, also if it is shorter than
-      requested.
+    - Truncated: the response has no token, or a content filter ended it. With `exact`, a response that is shorter than
+      requested is truncated too.
     - Complete: all other responses, and responses to requests without an output length.
     """
     requested = record.output_tokens_asked

@@ -43,8 +43,8 @@ class Interrupts:
     def _count(self, number: int, _frame: object) -> None:
         """Count a signal. After the first SIGHUP, further SIGHUPs are ignored.
 
-        When a terminal closes, the kernel and the shell both send SIGHUP. This must count as one interrupt, because a
-        second interrupt kills the workers: the user does not want to wait for them.
+        When a terminal closes, the kernel and the shell both send SIGHUP. Both together must count as one interrupt,
+        because a second interrupt kills the workers.
         """
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

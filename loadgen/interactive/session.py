@@ -435,8 +435,8 @@ def _complete(response: Response, base: str) -> Response:
 
     - loadgen's HTTP headers are set.
     - The main page gets loadgen's section.
-    - Column titles with the word bytes get the word tokens, because loadgen reports the number of tokens as the size of
-      a response.
+    - In column titles, the word bytes is replaced by tokens, because loadgen reports the number of tokens as the size
+      of a response.
 
     `base` is the URL path below which Locust's web server runs.
     """

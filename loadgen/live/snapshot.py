@@ -180,7 +180,7 @@ def _whole(value: float) -> int | None:
 class History:
     """Snapshots of a run at regular intervals, at most `limit` of them.
 
-    If a snapshot is added to a full history, every second older snapshot is removed first. From then on, snapshots are
+    If a snapshot is added to a full history, every second stored snapshot is removed first. From then on, snapshots are
     added at twice the previous interval.
     """
 

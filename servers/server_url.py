@@ -137,9 +137,9 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 
 
 def fixed_number(urls: Sequence[str]) -> int | None:
-    """Return the number of servers at these URLs, or None if the number may change.
+    """Return the number of servers at these URLs, or None if the number may change during a run.
 
-    The number is known if every host is an IP address or a Unix socket. A host name may get more addresses later.
+    The number is fixed if every host is an IP address or a Unix socket. A host name may get more addresses later.
     """
     if all(url.lower().startswith(UNIX_SCHEME) or _is_ip_address(parse_host(url)) for url in urls):
         return len(urls)

@@ -115,10 +115,10 @@ class SessionIdentity:
         return result | self._captured.get(session, {})
 
     def capture(self, request: Request, head: bytes, *, last: bool) -> None:
-        """Store the headers and cookies of a response that the next request of the session must send back.
+        """Store those headers and cookies of a response that the next request of the session must send back.
 
-        `head` is the head of the response. A new value of a header or cookie replaces the old one. After the last turn
-        of the session (`last`), all values are forgotten.
+        `head` is the head of the response. A new value of a header or cookie replaces the old one. If `last` is True,
+        this was the last turn of the session, and all values are forgotten.
         """
         if request.session is None or not self._captures:
             return

@@ -599,10 +599,10 @@ def _engine_labels(samples: Sequence[Labels]) -> list[Labels]:
 
 
 def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
-    """Return the first name in `names` that has a sample or a TYPE declaration on the page.
+    """Return the first name in `names` that the page has, or None if the page has none of them.
 
-    Return None if the page has none of the names. A name without a sample is accepted because a counter may get its
-    first sample later. The result must not change between two readings.
+    The page has a name if it contains a sample of this name, or a TYPE declaration. A declaration is sufficient,
+    because a counter may get its first sample later, and the result must not change between two readings.
     """
     for candidate in names:
         name = candidate.partition("{")[0]

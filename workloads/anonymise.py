@@ -100,7 +100,10 @@ class BlockHasher:
         """Words by the rule ABOUT_ONE_TOKEN for each token that the log has counted."""
 
     def calibrate(self, requests: Iterable[LoggedRequest]) -> None:
-        """Estimate the number of words per token from the requests whose text and length are both in the log."""
+        """Estimate the number of words per token from the requests whose text and length are both in the log.
+
+        If the log has no such request, the default estimate is kept.
+        """
         words = tokens = 0
         for request in requests:
             if isinstance(request.prompt, str) and request.input_tokens:
@@ -148,7 +151,10 @@ class BlockHasher:
         return [*before, *self._chained(own)]
 
     def _contents(self, prompt: PromptContent) -> Iterator[bytes]:
-        """Yield the content of each block of a prompt."""
+        """Yield the content of each block of a prompt: its token ids, or its part of the text if there is no tokenizer.
+
+        Without a tokenizer, the number of words per token is estimated, and so is the end of each block.
+        """
         if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = tuple(self._tokenizer.ids(prompt))
         size = self._block_tokens
@@ -271,9 +277,10 @@ class _TraceWriter:
         facts.input_lengths, facts.output_lengths = Counter(), Counter()
 
     def without_text(self, request: LoggedRequest, number: int, numbers: Mapping[str, int]) -> AnonymousRequest:
-        """Return the request without its text. `number` is the number of this request in the log.
+        """Return the request without its text, and add its lengths to the facts about the trace.
 
-        `numbers` maps the names of earlier requests to their numbers.
+        `number` is the number of this request in the log. `numbers` maps the names of earlier requests to their
+        numbers. Raises WorkloadError if the length of the prompt is unknown or invalid.
         """
         input_tokens, source = self._hasher.length(request.prompt, request.input_tokens)
         if input_tokens is None or not 0 < input_tokens <= TOKENS_LIMIT:

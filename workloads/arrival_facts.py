@@ -72,10 +72,11 @@ class Arrivals(msgspec.Struct, frozen=True):
     def ends(self, n: int | None, duration: float | None) -> bool:
         """Return True if a run with this arrival process has a finite number of requests.
 
-        The number is finite in each of these cases:
+        `n` is the maximum number of requests, and `duration` is the length of the run. None means no limit. The number
+        is finite in each of these cases:
 
-        - The maximum number of requests `n` is not None.
-        - The `duration` is not None, and the process is not a burst with all requests at time 0.
+        - `n` is not None.
+        - `duration` is not None, and the process is not a burst with all requests at time 0.
         - The arrival process has an end, as a trace does.
         """
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

@@ -55,9 +55,10 @@ def build_canaries(count: int, seed: int) -> list[CanaryPrompt]:
 
 
 def canary_request(canary: CanaryPrompt, serial: int, body: Mapping[str, object]) -> Request:
-    """Return a request that sends the prompt `canary`. `serial` determines the id of the request.
+    """Return a request that sends the prompt `canary`. Its id is derived from `serial`, the number of the request.
 
-    `body` contains the fields that the user adds to each request. The fields that influence sampling are left out.
+    `body` contains the fields that the user adds to each request. Fields that influence sampling are left out, because
+    a canary needs an answer that is always the same.
     """
     fields = {name: value for name, value in body.items() if name not in SAMPLING_FIELDS}
     return Request(FIRST_ID - serial, canary.text, 0, OUTPUT_TOKENS, body=fields, ignore_eos=False)

@@ -256,7 +256,10 @@ def _skip_blanks(file: TextIO, buffer: str) -> str:
 
 
 def _dialogue(item: Any) -> tuple[Sample, ...] | None:
-    """Return one sample for each user message that is directly followed by an answer, or None if there is none."""
+    """Return one sample for each message of the user that is directly followed by an answer, or None if there is none.
+
+    `item` is one entry of a file in ShareGPT format.
+    """
     messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
@@ -364,10 +367,10 @@ def _chat(item: Mapping[str, Any]) -> Sample:
 
 
 def _is_plain(messages: Sequence[Any]) -> bool:
-    """Return True if every message has only a role and a text. The last message of the user may also have images.
+    """Return True if every message has only a role and a text, so that every API can send it.
 
-    Every API has a form for such messages. Malformed messages count as plain, because the reader of plain messages
-    reports the mistake.
+    The last message of the user may also have images. Malformed messages count as plain, because the reader of plain
+    messages reports the mistake.
     """
     last_user = max((index for index, message in enumerate(messages) if _role_of(message) in USER_ROLES), default=-1)
     for index, message in enumerate(messages):
@@ -467,8 +470,9 @@ def _whole_text(value: Any, name: str) -> str:
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
     """Check the fields that a user adds to request bodies, and return them unchanged.
 
-    `name` is the name of `fields` in error messages. Raises ValueError for a field that only another option may set,
-    and WorkloadError for a value that JSON cannot represent."""
+    Raises ValueError for a field that the user must set with another option of loadgen, and WorkloadError for a value
+    that JSON cannot represent. `name` is the name of `fields` in error messages.
+    """
     check_value(fields, name)
     settings = list(fields.items())
     for field in SAMPLING_FIELDS:

@@ -97,10 +97,10 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A counter that uses another route of the server, which counts tokens without running the model.
+        """A token counter that does not run the model, but that leaves out the tokens which the endpoint adds.
 
-        The counts exclude the tokens that the endpoint adds. The value is None if the server has no such route. Callers
-        need this counter only if `generates` is True.
+        It uses another route of the server than the requests of the run. The value is None if the server has no such
+        route. Callers need this counter only if `generates` is True.
         """
 
 
@@ -254,10 +254,11 @@ def id_prompts(
 
 
 def prompt_random(seed: int, number: int) -> Random:
-    """Return the random generator of one prompt, or of one span of tokens that prompts share.
+    """Return the random generator of one prompt, or of a sequence of tokens with which several prompts begin.
 
-    The generator is seeded with a text, which Python hashes with SHA-512. Generators of consecutive numbers are
-    therefore independent."""
+    The generator is seeded with a text that contains `seed` and `number`. Python hashes the text with SHA-512, so
+    generators of consecutive numbers are independent.
+    """
     return Random(f"{seed}:{number}")  # noqa: S311
 
 

@@ -208,9 +208,10 @@ def _check_no_echo(body: BodyFields) -> None:
 
 
 def _check_like_first(entry: RawLine, first: RawLine) -> None:
-    """Raise WorkloadError if a line contradicts the first line of the file.
+    """Raise WorkloadError if the line `entry` contradicts the first line of the file in one of two ways.
 
-    Either all lines have `at`, or none. A line may have `session` only if the first line has it too.
+    - Either all lines must have `at`, or none.
+    - A line may have `session` only if the first line has it too.
     """
     if (entry.at_ns is None) != (first.at_ns is None):
         states = ("has no", "has one") if entry.at_ns is None else ("has an", "has none")

@@ -138,7 +138,7 @@ class SessionFile(msgspec.Struct, frozen=True):
             offset_ns += last_ns + last_ns // max(1, count - 1)  # one more mean gap, before the file starts again
 
     def samples(self) -> Iterator[TraceSession]:
-        """Yield the sessions of the file once, with seed 0, to count and check them."""
+        """Yield the sessions of the file to count and check them, without repeating the file. The seed is 0."""
         return replace(self, loop=False).sessions(0)
 
     def _once(self, seed: int) -> Iterator[TraceSession]:
@@ -189,7 +189,10 @@ class SessionFile(msgspec.Struct, frozen=True):
         return round_ratio(wait_ns * self.speed.denominator, self.speed.numerator)
 
     def _adapted(self, session: TraceSession, start_ns: int) -> TraceSession:
-        """Return the session with the options `idle_cap` and `speed` applied, starting at `start_ns`."""
+        """Return the session with the options `idle_cap` and `speed` applied to its delays and its start time.
+
+        `start_ns` is the start time before `speed` is applied.
+        """
         if self.speed == 1 and self.idle_cap_ns is None:
             return replace(session, start_ns=start_ns)
         nodes = tuple(

@@ -163,9 +163,9 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self.prompt(self.first_id - self.ids_from + index, node.input_tokens, node.spans)
 
     def request(self, index: int, history: Transcript | None = None) -> tuple[Request, Messages]:
-        """Return the request of the node `index`, and the messages that the node adds to the conversation.
+        """Return the request of the node `index`, and the messages that this node adds to the conversation.
 
-        `history` is the conversation that the node continues, or None for a node with a fresh prompt.
+        `history` contains the messages of the conversation that the node continues. It is None if the prompt is fresh.
         """
         node = self.nodes[index]
         if not node.messages and node.history == "fresh":
@@ -192,7 +192,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
                 self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
-        """Return the request of the node `index` without its prompt, for the Record of a request that is never sent."""
+        """Return the request of the node `index` without its prompt, for a request that is never sent.
+
+        The run records such requests too, for example after an earlier request of the session has failed.
+        """
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 
@@ -277,10 +280,11 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
 
 
 def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[str, int], path: object) -> list[int]:
-    """Return the positions of the nodes in an order in which parents come before their children.
+    """Return the positions of the requests of a session in an order in which parents come before their children.
 
-    The root with the earliest recorded time comes first. Apart from these two rules, nodes keep the order of the file.
-    Raises WorkloadError if the nodes form a cycle.
+    A request waits for its parents. The root with the earliest recorded time comes first, where a root is a request
+    without parents. Apart from these two rules, requests keep the order of the file. `indices` maps their names to
+    positions. Raises WorkloadError if the requests form a cycle.
     """
     missing = [len({parent for parent, _, _ in draft.after}) for draft in drafts]
     children: list[list[int]] = [[] for _ in drafts]

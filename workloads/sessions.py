@@ -134,7 +134,10 @@ class Conversation(msgspec.Struct, frozen=True):
         return ended_ns + self.think_ns
 
     def _request(self, number: int, prompt: str, messages: tuple[tuple[str, str], ...] = ()) -> Request:
-        """Return the request of turn `number`. Its input length is known only for turn 0."""
+        """Return the request of turn `number`, with the text `prompt` or the chat messages `messages`.
+
+        The input length of the request is known only for turn 0, because later prompts contain responses.
+        """
         turn = self.turns[number]
         return Request(
             self.first_id + number,
@@ -173,10 +176,11 @@ class MultiTurn(msgspec.Struct, frozen=True):
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        """Yield the turns of each synthetic session.
+        """Yield the turns of each synthetic session. The question of each turn has the requested input length.
 
-        The question of each turn has the requested input length. The prompt of a later turn is longer than its
-        question, because it also contains the conversation so far."""
+        From the second turn on, the prompt is longer than the question, because it also contains the conversation so
+        far.
+        """
 
         def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
             question = prompts.prompt(number, input_tokens)

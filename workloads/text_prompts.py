@@ -55,11 +55,11 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a prompt builder (`Prompt`) for the text prompts of a run, and the specs of a few of these texts.
+    """Return a prompt builder (`Prompt`) for the text prompts of a run, and the specs of a few texts as samples.
 
-    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run
-    without their texts. If the run needs no generated text, the list of specs is empty. Raises PromptError if a length
-    cannot be exact, and WorkloadError if a file is malformed.
+    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run,
+    but not their texts. If the run needs no generated text, there are no samples. `store` holds the token counts of
+    words from earlier runs. Raises PromptError if a length cannot be exact, and WorkloadError if a file is malformed.
     """
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:

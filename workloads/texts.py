@@ -81,7 +81,7 @@ class VocabularyStore(Protocol):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Words and their numbers of tokens (costs), with tables from which texts of an exact length are built."""
+    """Words with the number of tokens (cost) of each, and tables for building texts of an exact length from them."""
 
     opening: dict[int, list[str]]
     """Words by the length of the prompt that consists of the word alone, in tokens."""
@@ -197,11 +197,13 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return the candidates whose token counts are additive, with their counts.
+    """Return the candidates whose token counts are additive, with their counts, or None if there are too few.
 
     Token counts are additive if two words in a row have as many tokens as they have separately. For example, if a
-    server counts every four characters as one token, only words of three letters (with a space) remain. The first
-    `openings` words are also counted at the start of a text. Return None if fewer than MIN_WORDS words remain.
+    server counts every four characters as one token, only words of three letters (with a space) remain.
+
+    `count` counts the tokens of texts. The first `openings` words are also counted at the start of a text. There are
+    too few words if fewer than MIN_WORDS remain.
     """
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
@@ -245,9 +247,10 @@ def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[Wo
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
-    """Return the vocabulary after counting the tokens that every word has at the start of a prompt.
+    """Return the vocabulary with the token counts of all of its words at the start of a prompt.
 
-    Words whose tokens at the start are already known are not counted again."""
+    Only words whose counts at the start are not known yet are counted.
+    """
     missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
     alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
     return replace(vocabulary, alone=alone) if missing else vocabulary
@@ -256,9 +259,8 @@ def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
     """Return texts that together contain every pair of `words`, including each word twice in a row.
 
-    There is one text per word. The text begins with `first`, followed by the word twice. For every later word in
-    `words`, the text then contains the later word, followed by the word of the text again. For example, the first text
-    for the words a, b and c is `first a a b a c a`.
+    For example, the texts for the words a, b and c are `first a a b a c a`, `first b b c b` and `first c c`. Each text
+    begins with the word `first`.
     """
     texts = []
     for position, word in enumerate(words):
@@ -296,7 +298,10 @@ def words_of(vocabulary: WordCosts, openings: int = OPENINGS) -> Words:
 
 
 class TextSpec(msgspec.Struct, frozen=True):
-    """A text to build: its number, its length in tokens, and the spans at its start that other texts share."""
+    """The description of a text to build: its number, its length in tokens, and its shared spans.
+
+    A shared span is a sequence of tokens with which several texts begin.
+    """
 
     number: int
     tokens: int
@@ -327,10 +332,10 @@ class TextSurvey:
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
-        """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
+        """Prepare the survey of a run whose texts have the numbers 0 to `texts` - 1.
 
-        - `spans` is the number of shared spans, which are texts at the beginning of several prompts. The spans have the
-          numbers -1 to -`spans`. 0 means that no text is shared.
+        - `spans` is the number of shared spans. A shared span is a text at the beginning of several prompts. The spans
+          have the numbers -1 to -`spans`. 0 means that their number is unknown, or that no text is shared.
         - `complete` is False if not every prompt will be recorded with `note`.
         """
         self.complete = complete

@@ -325,8 +325,8 @@ _ZONE_LENGTH = len("+00:00")
 def _whole_date(text: str) -> int:
     """Convert a date and time to ns since 1970, as `parse_date` does, and cache the result.
 
-    `parse_date` usually calls this function with the text without its fraction of a second. Many rows of a trace have
-    the same text without the fraction, so the cache avoids most conversions.
+    `parse_date` usually removes the fraction of a second before it calls this function. Many rows of a trace then have
+    the same text, so the cache avoids most conversions.
     """
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6

@@ -449,8 +449,10 @@ def prepare_prompts(
 def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int], progress: Progress) -> None:
     """Count the tokens of the prompts and answers in the workload's file, and store the results in `counts`.
 
-    Many texts are counted at a time, because a server counts single texts slowly. Raises WorkloadError if the file is
-    malformed, or if it has images and the endpoint is not a chat endpoint."""
+    Many texts are counted at a time, because a server counts single texts slowly. `progress` is called with the number
+    of entries that have been read. Raises WorkloadError if the file is malformed, or if it has images and the endpoint
+    is not a chat endpoint.
+    """
     spec = prompts.spec
     source = spec.workload
     samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
@@ -477,7 +479,10 @@ def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int],
 
 
 def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
-    """Raise PromptError if the server's token count of the text differs from `expected`."""
+    """Raise PromptError if the server counts another number of tokens than `expected` in the text.
+
+    The text is a generated prompt, so the server then has another tokenizer than the one that built the prompt.
+    """
     (tokens,) = server.count([text])
     if tokens != expected:
         raise PromptError(

@@ -58,8 +58,8 @@ class RequestStamps(PacketRingTimestamps):
 class Clients(TcpStreamTable):
     """The TCP streams from the clients to a simulated server, by client port.
 
-    A stream is watched from the SYN-ACK of its handshake, because its first request can arrive long before a busy
-    server accepts the connection.
+    The timestamps of a stream are collected from the SYN-ACK on, before the server accepts the connection. The first
+    request can arrive long before that, if the server is busy.
     """
 
     def __init__(self) -> None:

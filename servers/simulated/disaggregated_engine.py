@@ -167,7 +167,10 @@ class DisaggregatedEngine:
         self._workers[job] = worker, worker_job
 
     def _update_start(self, worker: VirtualEngine) -> None:
-        """Store the time at which the next step of a worker begins."""
+        """Update the stored time at which the next step of a worker begins.
+
+        The caller has just changed the jobs of the worker, or has run its last step.
+        """
         start_ns = FOREVER_NS
         if worker.busy:
             scheduler = worker.scheduler

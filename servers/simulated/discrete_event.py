@@ -169,7 +169,10 @@ class VirtualEngine:
         return len(step_ends) - known_ends
 
     def _finish(self, steps: int) -> list[TokenTimes]:
-        """Tell the scheduler that `steps` steps have ended, and return the token times of the jobs that ended."""
+        """Account for `steps` steps that have ended, and return the token times of the jobs that ended in them.
+
+        The scheduler is told that the steps have ended.
+        """
         started, ended = self.scheduler.finish(steps)
         for job in started:
             times = self._live[job]

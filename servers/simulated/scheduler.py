@@ -153,11 +153,12 @@ class Policy:
     """Share of the GPU memory that weights and KV cache may use (vLLM: `gpu_memory_utilization`)."""
 
     def with_serving(self, cache_hit_rate: float, chunked_prefill: str) -> Policy:
-        """Return a copy of this policy with two serving options.
+        """Return a copy of this policy with two options changed.
 
-        `cache_hit_rate` is the share of a prompt that is assumed to be in the prefix cache. `chunked_prefill` is a
-        value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. If `chunked_prefill` is empty, the copy combines
-        prompts and decoding as this policy does.
+        - `cache_hit_rate` is the share of a prompt that is assumed to be in the prefix cache.
+        - `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. It decides whether
+          prompts are split into chunks, and whether a step computes prompts together with decoding. If it is empty, the
+          copy does this as the original policy does.
         """
         policy = replace(self, cache_hit_rate=cache_hit_rate)
         if chunked_prefill == "mixed":
@@ -371,10 +372,10 @@ class Scheduler:
                 self._return_chunks()
 
     def _waits_for_more_prompts(self) -> bool:
-        """Return True if the prompts of the planned step must wait for further prompts, to form a larger step.
+        """Return True if the prompts of the planned step must wait for further prompts, so that a later step is larger.
 
-        The method also counts the steps for which prompts have waited. Prompts wait for at most
-        `policy.batch_wait_steps` steps.
+        The method also counts the steps for which prompts have waited. They wait for at most `policy.batch_wait_steps`
+        steps.
         """
         policy = self.policy
         if not (policy.batch_wait_steps and self._chunks and self.decoding):
@@ -399,7 +400,10 @@ class Scheduler:
         self._chunks.clear()
 
     def _plan_prefill(self, now_ns: int) -> None:
-        """Plan a step that computes whole prompts, if the policy allows a prefill now."""
+        """Plan a step that computes whole prompts, if the policy allows it now.
+
+        The policy can require a number of decode steps since the last such step, or a number of waiting prompts.
+        """
         policy = self.policy
         if not self.decoding or self._decode_steps_since_prefill >= policy.decode_steps_per_prefill:
             self._admit(now_ns, policy.step_tokens)
@@ -427,8 +431,8 @@ class Scheduler:
     def _admit(self, now_ns: int, budget: int) -> None:
         """Move jobs from the head of the queue into the planned step, in order of arrival.
 
-        `budget` is the maximum number of prompt tokens. At the first job that does not fit, the admission ends, even if
-        a later job would fit.
+        `budget` is the maximum number of prompt tokens that they add to the step. The admission ends at the first job
+        that does not fit, even if a later job would fit. `now_ns` is the start of the step.
         """
         policy = self.policy
         whole_prompts = policy.prefill == "separate" or not policy.chunked
@@ -464,13 +468,19 @@ class Scheduler:
             budget -= chunk
 
     def _tokens_to_reserve(self, job: Job) -> int:
-        """Return the size of the KV cache that is reserved for a job at admission, in tokens."""
+        """Return the number of tokens for which a job reserves KV cache at its admission.
+
+        The policy decides whether this number includes the whole output or only the tokens that exist already.
+        """
         if self.policy.reserve == "output":
             return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens + job.unsent_tokens - 1)
         return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
 
     def _has_room(self, job: Job, reserved_tokens: int) -> bool:
-        """Return True if the KV cache has room for `job`, which reserves `reserved_tokens` tokens."""
+        """Return True if the KV cache has room for `job`, which reserves `reserved_tokens` tokens at admission.
+
+        Depending on the policy, the expected or the largest future use of the cache by all running jobs must also fit.
+        """
         if reserved_tokens > self._free_tokens - self._watermark_tokens:
             return False
         if self.policy.reserve == "share":
@@ -543,9 +553,10 @@ class Scheduler:
         return peak
 
     def _schedule_chunk(self, job: Job, chunk: int) -> None:
-        """Add `chunk` prompt tokens of a job to the planned step.
+        """Add `chunk` tokens of a job's prompt to the planned step.
 
-        Full blocks of these tokens enter the prefix cache immediately, as in vLLM.
+        The full blocks of these tokens enter the prefix cache immediately, before the step has computed them, as in
+        vLLM. Other jobs can therefore reuse them at once.
         """
         self._chunks.append((job, chunk))
         size = self.policy.block_size
@@ -626,7 +637,10 @@ class Scheduler:
             ended.append(job)
 
     def _start_decoding(self, job: Job) -> None:
-        """Give one token to a job whose prompt is computed. The job decodes from the next step on."""
+        """Let a job whose prompt is computed begin to decode.
+
+        The job gets its first token now, and one more token at each later step.
+        """
         job.emitted += 1
         job.last_decode_step = self.decode_steps + job.output_tokens - job.emitted
         self.decoding[job] = None
@@ -650,9 +664,10 @@ class Scheduler:
         self._free_tokens += job.reserved_tokens
 
     def _drop_stale_completions(self) -> bool:
-        """Remove entries from the top of the heap `_completions` as long as their jobs are no longer decoding.
+        """Remove outdated entries from the top of the heap `_completions`.
 
-        Return True if the heap still has entries, and False if it is empty.
+        An entry states the step at which a job gets its last token. The entry is outdated if the job no longer decodes,
+        or if it now ends at another step. Return True if the heap still has entries, and False if it is empty.
         """
         heap = self._completions
         while heap and (heap[0][2] not in self.decoding or heap[0][2].last_decode_step != heap[0][0]):

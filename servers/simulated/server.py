@@ -164,7 +164,8 @@ def child() -> None:
 def _slowdown(config: SimulatedConfig) -> Slowdown:
     """Return how the time to the first token grows during a run, as configured.
 
-    The times in the configuration are simulated times. The result has real times.
+    The clock of the server may run faster than real time (`speed`). The times in the configuration are times of this
+    clock. The result has real times.
     """
     after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
     return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)
@@ -499,8 +500,8 @@ class CompletionHandler:
     async def _admission(self, encoding: Encoding) -> int:
         """Wait for a free slot if the server has reached its limit on concurrent requests.
 
-        Return the time in ns at which the server begins to process the request. Raises ErrorReply if the backend
-        rejects requests above the limit instead of queueing them.
+        Return the time in ns at which the server begins to process the request. Some backends reject requests above the
+        limit and do not queue them. ErrorReply is then raised. `encoding` is the response that the request will get.
         """
         limit = self._state.config.max_concurrent_requests
         arrived_ns = self._line.received_ns

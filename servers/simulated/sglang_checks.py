@@ -191,8 +191,8 @@ def prompt_ids(request: CompletionRequest, prompt: Any) -> Sequence[int]:
 def output_limit(state: ServerState, request: CompletionRequest, prompt_tokens: int, requested: int | None) -> int:
     """Return the maximum number of output tokens. Raises ErrorReply if prompt and output do not fit the context.
 
-    `requested` is the maximum in the request, or None. The scheduler can use slightly fewer tokens than the context
-    has. If the output fits the context but not the scheduler's limit, the result is reduced without an error.
+    `requested` is the maximum in the request, or None. SGLang's scheduler can use slightly fewer tokens than the
+    context has. If the output fits the context but not the scheduler, the result is reduced without an error.
     """
     context = state.max_model_len
     if prompt_tokens >= context:

@@ -149,7 +149,7 @@ def _text_tokens(state: ServerState, request: CompletionRequest, text: str) -> i
 
 
 def _tokens(state: ServerState, request: CompletionRequest, ids: Sequence[int]) -> int:
-    """Return the number of tokens of an input whose token ids are `ids`.
+    """Return the number of tokens of an input, which is the number of its token ids (`ids`).
 
     Raises ErrorReply if the input does not fit the context.
     """

@@ -200,8 +200,9 @@ class ServerState:
     def on_request_end(self, line: LogLine, stream: Stream | None = None) -> None:
         """Record the end of a request that generates tokens. `stream` is None if the request was refused.
 
-        The request is counted and logged later, when no stream is active. The streams of a burst end at almost the same
-        time, so counting the first one immediately would delay the others.
+        The request is counted and logged later, when no stream is active. Often many streams end at almost the same
+        time, and counting the first of them immediately would delay the others. If too many requests wait, the oldest
+        one is counted now.
         """
         # One offset between the clocks serves the whole line, because streams last only seconds.
         self._pending.append((line, stream, time.monotonic_ns(), realtime_offset_ns()))
@@ -325,7 +326,10 @@ class ServerState:
             self._write_log(msgspec.json.encode(line) + b"\n")
 
     def _count(self, stream: Stream, ended_ns: int) -> None:
-        """Add an accepted request to the totals. If the request ended successfully, also add it to the histograms."""
+        """Add an accepted request, which has ended at `ended_ns`, to the totals of the server.
+
+        If the request ended successfully, also add it to the histograms.
+        """
         line = stream.line
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)

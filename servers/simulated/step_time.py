@@ -155,7 +155,7 @@ class StepTime:
         return kernels_s + host_s, growth_s, steps
 
     def _hops_s(self, tokens: int) -> float:
-        """Return the time to send the activations of `tokens` tokens from each pipeline stage to the next stage."""
+        """Return the time in seconds to send the activations of `tokens` tokens through all pipeline stages."""
         return self._hop_s + self._hop_token_s * tokens
 
     def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
@@ -198,7 +198,7 @@ class StepTime:
 
 
 def _hop_times(deployment: Deployment) -> tuple[float, float]:
-    """Return the time to send activations between all pipeline stages: (constant part, part per token), in seconds."""
+    """Return the time in seconds to send activations through all pipeline stages: (constant part, part per token)."""
     start_s = float(deployment.hops_s(0.0))
     return start_s, float(deployment.hops_s(deployment.model.hidden * 2.0)) - start_s
 
@@ -246,9 +246,9 @@ def _table_index(size: int) -> int:
 
 
 def _look_up(table: list[float], size: int) -> float:
-    """Return the table entry for `size` sequences or tokens.
+    """Return the entry of `table` for a step with `size` sequences or tokens.
 
-    If `size` exceeds the largest size in the table, the result is the last entry times the ratio of the two sizes.
+    If `size` exceeds the largest size in the table, the last entry is scaled up in proportion to `size`.
     """
     index = _table_index(size)
     return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

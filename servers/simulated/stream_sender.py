@@ -191,7 +191,10 @@ def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes
 
 
 def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that ends a stream after `k` tokens. `ending` says how the stream ends."""
+    """Fault hook that ends a stream after `k` tokens.
+
+    `ending` says how the stream ends, for example with an error event.
+    """
     sent_tokens = max(0, min(tokens, k - first))
     if first + tokens >= k:
         stream.ending = "cut" if ending == "failed" and stream.encoding.media else ending
@@ -231,7 +234,7 @@ def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> 
 
 
 def send_at_intervals(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that sends the first token at once and then `k` tokens per event.
+    """Fault hook that sends the first token at once, and later tokens in events of `k` tokens.
 
     The option `--stream-interval` of vLLM has the same effect.
     """

@@ -151,9 +151,9 @@ def _unguided(
 
 
 def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: str) -> Completion:
-    """Return a completion with the tokens of `text` and the end-of-text token.
+    """Return a completion that consists of the tokens of `text`, which matches a grammar, and the end-of-text token.
 
-    The completion has at most `limit` tokens, and at most `request.stop_after` tokens if this number is set.
+    The completion is cut after `limit` tokens. If `request.stop_after` is set and is less, it is cut after this number.
     """
     limit = min(limit, request.stop_after or limit)
     ids = [*tokenizer.encode(text), tokenizer.EOS_ID]
@@ -433,8 +433,10 @@ def _encoding(
 ) -> Encoding:
     """Return the encoding of one or several responses, with the headers and error events that all routes share.
 
-    `encode` encodes the events of a stream, and `closing` contains the last events. `whole` builds the body of a
-    non-streamed response. If `timed` is True, a non-streamed response has the header x-compute-time.
+    - `encode` encodes the events of a stream.
+    - `closing` contains the last events of a stream.
+    - `whole` builds the body of a non-streamed response.
+    - `timed` is True if a non-streamed response has the header x-compute-time.
     """
     completions_ = [response.completion for response in responses]
     first = completions_[0]

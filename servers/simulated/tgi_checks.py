@@ -90,7 +90,7 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
     """Check the parameters of a request as TGI's router does. `text` is the prompt.
 
-    If the router would not accept a parameter, the error that `refuse` returns is raised.
+    `refuse` takes a message and returns an error. If the router would not accept a parameter, this error is raised.
     """
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):

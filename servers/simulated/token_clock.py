@@ -44,10 +44,11 @@ class Slowdown(NamedTuple):
     factor: float = 2.0
 
     def ttft_ns(self, ttft_ns: int, since_first_ns: int) -> int:
-        """Return the time to the first token of a request in ns.
+        """Return the time to the first token of a request in ns, including the slowdown.
 
-        `ttft_ns` is the time to the first token without a slowdown. `since_first_ns` is the time between the arrivals
-        of the first request and of this one."""
+        `ttft_ns` is this time without a slowdown. `since_first_ns` is the time from the arrival of the server's first
+        request to the arrival of this request.
+        """
         factor = 1 + self.per_hour * since_first_ns / NS_PER_HOUR
         if self.after_ns is not None and since_first_ns >= self.after_ns:
             factor *= self.factor
@@ -179,7 +180,10 @@ class ScriptClock:
         return tokens
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled jobs from the top of the heap, so that `next_ns` never returns the time of such a job."""
+        """Remove cancelled jobs from the top of the heap of due times.
+
+        Otherwise, `next_ns` could return the due time of a cancelled job.
+        """
         while self._heap and self._heap[0][2] not in self._live:
             heappop(self._heap)
 
@@ -266,8 +270,7 @@ class BatchingClock:
     def _start_after_pause(self) -> None:
         """Start a step after the engine was idle.
 
-        The start time of the step is the arrival time of the first waiting job, or the time at which the engine became
-        idle, whichever is later.
+        The step starts when the first waiting job arrived, or when the engine became idle if that was later.
         """
         self._busy_from_ns = max(self._scheduler.waiting[0].arrived_ns, self._idle_from_ns)
         self._busy_ns = 0

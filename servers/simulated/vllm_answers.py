@@ -254,10 +254,10 @@ class ResponseStyle:
         return encode
 
     def logprobs_json(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
-        """Encode the log probabilities of tokens `first` to `first + tokens - 1`.
+        """Encode the log probabilities of `tokens` tokens of an answer, beginning with token number `first`.
 
-        If the request has `echo`, the result for the first token begins with the log probabilities of the prompt.
-        `offset` is the position of token `first` in the text of the answer, in characters.
+        If the request has `echo`, the log probabilities of the prompt come before those of the first token. `offset` is
+        the position of token `first` in the text of the answer, in characters.
         """
         echoed = self.echo and not first
         ids = list(answer.prompt) if echoed else []

@@ -303,13 +303,17 @@ def validation_error(*problems: Problem) -> ErrorReply:
 def wrong_type(location: str, value: Any, *error_types: str) -> ErrorReply:
     """Return the validation error for a field whose value has none of the allowed types.
 
-    `location` is the path of the field, and `error_types` contains the error type for each allowed type.
+    `location` is the path of the field. `error_types` contains one error type for each allowed type, because pydantic
+    reports the problems with every type.
     """
     return validation_error(*(_problem(location, error_type, value) for error_type in error_types))
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
-    """Return the validation error for a body that lacks all of the required fields `names`."""
+    """Return the validation error for a body that lacks the required fields `names`.
+
+    The error lists every one of these fields as missing.
+    """
     return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 

@@ -99,7 +99,9 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
     """Start connecting to an address without waiting.
 
-    If the result is known at once, it is stored in `failures`. Otherwise the socket is registered with `selector`."""
+    If the connection fails or opens at once, the error (or "" if it opened) is stored in `failures`. Otherwise, the
+    socket is registered with `selector`.
+    """
     family, peer = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -140,10 +142,11 @@ class Rotation:
 
 
 def error_to_report(errors: Sequence[OSError]) -> OSError:
-    """Return the error to report if the connections to all addresses failed.
+    """Return the error to report if the connections to all addresses failed. `errors` has one error per address.
 
-    This is the first error that the network or the server caused. If this machine caused every error (LocalLimitError),
-    the first of these errors is returned."""
+    The result is the first error that the network or the server caused. If this machine caused every error
+    (LocalLimitError), the first error is returned.
+    """
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
 
@@ -188,10 +191,10 @@ class Connector:
         return self._attempt(self._rotation.order(), [])
 
     def _named(self, opening: Connection | Awaitable[Connection]) -> Connection | Awaitable[Connection]:
-        """Replace the address of a connection by the name of the replica, and return the connection.
+        """Store the name of the replica in the attribute `address` of a connection, and return the connection.
 
-        If `opening` is an open connection, its address is replaced at once. If `opening` is an awaitable, the result is
-        an awaitable too, and the address is replaced when the connection is open.
+        `opening` is an open connection, or an awaitable of a connection. For an awaitable, the result is an awaitable
+        too, and the name is stored when the connection is open.
         """
         if isinstance(opening, Connection):
             opening.address = self._name

@@ -106,10 +106,11 @@ class Connection:
         return self.outgoing.read()
 
     def flush(self) -> None:
-        """Send pending TLS records without request data, such as the reply to a TLS 1.2 server that renegotiates.
+        """Send TLS records that TLS itself has created, such as the reply to a TLS 1.2 server that renegotiates.
 
-        TLS records must be sent in the order of their creation. Do not call this method between `seal` and the sending
-        of the request. Bytes that the socket does not accept are sent with the next request."""
+        TLS records must be sent in the order of their creation. Do not call this method after `seal` has encrypted a
+        request and before this request is sent. Bytes that the socket does not accept are sent with the next request.
+        """
         own = self.outgoing.read()
         try:
             sent = self.sock.send(own)
@@ -138,8 +139,8 @@ class Connection:
     def _tls_is_reusable(self) -> bool:
         """Return True if the TLS session of an idle connection can carry another request.
 
-        This is the case if TLS has received no response data, has not received the end of the session, and has no reply
-        to send.
+        It can if TLS has not received response data or the end of the session, and if TLS does not have to send a reply
+        first.
         """
         assert self.tls is not None
         try:
@@ -166,10 +167,15 @@ def connect(
 ) -> Connection | Coroutine[Any, Any, Connection]:
     """Open one connection to an address of the target (default: its first), including the TLS handshake.
 
-    Return the connection if it is open at once, otherwise a coroutine that opens it. A connection to the same machine
-    without TLS is usually open at once. `stamps` is the timestamp source of the connection. `receive_buffer` is the
-    requested receive buffer size in bytes (0: the system's default). Raises OSError, or its subclass LocalLimitError if
-    this machine is the cause. The coroutine also raises ssl.SSLError and TimeoutError."""
+    The result is the connection if it is open at once, and otherwise a coroutine that opens it. A connection to the
+    same machine without TLS is usually open at once.
+
+    - `stamps` is the timestamp source of the connection.
+    - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
+
+    Raises OSError, or its subclass LocalLimitError if this machine is the cause. The coroutine also raises ssl.SSLError
+    and TimeoutError.
+    """
     address = address or target.addresses[0]
     family, peer = address
     try:
@@ -197,8 +203,9 @@ async def _finish(
 ) -> Connection:
     """Finish opening a connection, and return the connection.
 
-    This function waits until the socket is connected, and does the handshakes with the proxy and the TLS server. `peer`
-    is the address to connect to, or None if the socket is already connected.
+    This function waits until `sock` is connected. Then it does the handshake with the proxy and the TLS handshake, if
+    they are needed. `peer` is the address to connect to, or None if the socket is already connected. `stamps` is the
+    timestamp source of the connection.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -115,7 +115,10 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between two sweeps since the last call of this method, in ns (0: no delay)."""
+        """Return the longest delay between two sweeps since the last call of this method, in ns. 0 means no delay.
+
+        A sweep reads every readable socket once.
+        """
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)
 

@@ -156,8 +156,8 @@ def _has_source(address: Address) -> bool:
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     """Return a LocalLimitError if this machine caused a failure to connect to a host, otherwise None.
 
-    `error` is the error of the failed attempt. This machine is not the cause if it can start a connection to at least
-    one address of the host.
+    `error` is the error of the failed attempt. To find the cause, the function tries to connect to each address of the
+    host. If a connection to at least one address can be started, this machine is not the cause.
     """
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -85,9 +85,10 @@ def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each packet in these blocks of the ring, the index of its header in `flat`.
+    """Return the position of the header of each packet in some blocks of the ring, as an index in `flat`.
 
-    `flat` is the ring as a flat array of 32-bit words.
+    `flat` is the memory of the ring as a flat array of 32-bit words. `words` is the same memory with one row per block,
+    and `blocks` contains the row numbers of the blocks.
     """
     # Words of a block's header: 3 is the number of packets, 4 the offset of the first one in bytes.
     counts = words[blocks, 3].astype(np.int64)

@@ -82,7 +82,7 @@ class TcpStream:
 
     @property
     def contiguous_end(self) -> int:
-        """The stream offset up to which every byte has arrived."""
+        """The offset in the stream before which no byte is missing."""
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:

@@ -118,10 +118,11 @@ def open_packet_socket(
 
 
 def set_packet_capability(*, effective: bool) -> None:
-    """Make this thread's capability to open packet sockets effective, or give it up permanently.
+    """Make this thread's capability to open packet sockets (CAP_NET_RAW) effective, or give it up permanently.
 
-    If the capability comes from the executable file, it must be made effective before a packet socket is opened. Open
-    sockets keep working after the thread has given up the capability."""
+    If the capability comes from the executable file, it must be made effective before a packet socket is opened. When
+    the sockets are open, the thread can give up the capability, and the sockets keep working.
+    """
     if effective:
         take_capability(CAP_NET_RAW)
     else:

@@ -88,9 +88,11 @@ class Poller:
         self._callbacks.clear()
 
     def _run(self) -> None:
-        """Call the callbacks of up to EVENTS_PER_TURN readable sockets.
+        """Call the callbacks of up to EVENTS_PER_TURN readable sockets, as a part of a sweep.
 
-        The event loop calls this method again until the sweep is complete. A pause may follow the sweep."""
+        A sweep is one pass over the readable sockets. The event loop calls this method again until the sweep is
+        complete. A pause may follow the sweep.
+        """
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
         check_windows = not self._unserved or max(self.largest_read, self._largest_read_before) > LITTLE_BYTES

@@ -38,11 +38,12 @@ class Pool:
     ) -> None:
         """Prepare a pool without opening connections.
 
-        - `connect` opens a connection, and returns it or an awaitable of it.
+        - `connect` opens a connection. It returns the connection if it is open at once, otherwise an awaitable.
         - `spare` is the number of idle connections to keep open.
-        - `meanwhile` does other work while the server accepts connections. It returns True if more work is left.
-        - `use` states which requests share a connection. The load driver reads this setting when a response has ended,
-          and closes or keeps the connection.
+        - `meanwhile` does a part of some other work while the server accepts connections. It returns True if more work
+          is left.
+        - `use` states which requests share a connection. The pool only stores this setting. The load driver reads it
+          when a response has ended, and closes or keeps the connection.
         """
         self.use = use
         self._connect = connect

@@ -133,9 +133,10 @@ def _split_named(body: bytes) -> Split | None:
 
 
 def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
-    """Split a body into events line by line. `start` is the offset of the first event to split.
+    """Split a body into events line by line. This is slow, but handles every body.
 
-    `closed` is True if no more bytes can follow."""
+    `start` is the offset at which the first event to split begins. `closed` is True if no more bytes can follow.
+    """
     if start == 0 and body.startswith(_BYTE_ORDER_MARK):
         start = len(_BYTE_ORDER_MARK)
     lines = body[start:].splitlines(keepends=True)  # for bytes, only LF, CR LF and CR are line ends

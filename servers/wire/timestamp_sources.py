@@ -348,7 +348,7 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
 
 
 def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {}) -> str:
-    """Return a text that explains why the requested timestamp source is not in use, or "" if it is in use.
+    """Explain why the requested timestamp source is not in use. Return "" if it is in use.
 
     `requested` is the name of the requested source. AUTO stands for the best source. `name` is the name of the source
     in use. `server` contains the facts `addresses` and `protocol` of the run file's header.

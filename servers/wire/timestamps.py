@@ -58,7 +58,7 @@ class Received(Protocol):
 
 
 class Response(Received, Protocol):
-    """The interface of a received response, with the send time of its request."""
+    """A received response whose request has a known send time. This is an interface, such as `Received`."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)
@@ -96,7 +96,7 @@ class TimestampSource:
         return cls()
 
     def claim(self, sock: socket.socket) -> None:
-        """Prepare a socket for timestamps, before its connection is opened."""
+        """Prepare a socket, before its connection is opened, so that the data of the connection will be timestamped."""
 
     def watch(self, sock: socket.socket) -> Any:
         """Start timestamping a connection that has been opened but not read from.
@@ -115,8 +115,8 @@ class TimestampSource:
     def ready(self, received: Received) -> bool:  # noqa: ARG002
         """Return True if no more timestamps of a response will arrive.
 
-        This is the case if all timestamps are available, or if the missing ones are lost. If the result is False, the
-        caller must try again after RETRY_S seconds.
+        Either all timestamps are available, or the missing ones are lost. If the result is False, the caller must try
+        again after RETRY_S seconds.
         """
         return True
 

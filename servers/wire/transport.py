@@ -196,7 +196,10 @@ class Exchange:
         self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """Read from the socket a last time, and end this exchange with an error of the client, such as a timeout."""
+        """Read from the socket a last time, and then end this exchange with an error of the client, such as a timeout.
+
+        `kind` is the kind of the error, and `detail` describes it.
+        """
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)

@@ -92,9 +92,10 @@ def _single_prompt(content: Sequence[Any]) -> str | tuple[int, ...]:
 
 
 def _text(value: Any, notes: LogNotes, depth: int = 0) -> str:
-    """Return the text that represents a message, a part of a message, or any other value.
+    """Return the text that represents a message, a part of a message, or any other JSON value in a prompt.
 
-    A media part, such as an image, is represented by a hash of its content.
+    An image or other media is represented by a hash of its content. `notes` counts such parts, and `depth` is the
+    nesting depth of the value.
     """
     if isinstance(value, str | None):
         return value or ""

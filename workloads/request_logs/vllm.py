@@ -189,7 +189,11 @@ def _received(path: Path, notes: LogNotes, outputs: RowStore, clock: _Clock) -> 
 
 
 def _prompt(rest: str, where: str) -> PromptContent | None:
-    """Return the token ids of a prompt if the line has them, otherwise its text, or None if the line has neither."""
+    """Return the prompt in a line of the log: its token ids if the line has them, otherwise its text.
+
+    `rest` is the part of the line after the id of the request. Return None if the line has no prompt. Raises
+    WorkloadError if the prompt is incomplete. `where` is the location in the message.
+    """
     match = _PROMPT.search(rest)
     if match is None:
         if re.search(r"\bprompt: ['\"]", rest):

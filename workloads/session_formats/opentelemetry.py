@@ -215,7 +215,7 @@ def _number(attributes: Mapping[str, Mapping[str, Any]], name: str, where: str) 
 
 
 def _find_agents(spans: list[Span]) -> None:
-    """Set the innermost agent of each span of a trace."""
+    """Set, for each span of a trace, the agent that it belongs to: the nearest agent above it in the tree of spans."""
     by_id = {span.id: span for span in spans}
     for span in spans:
         above = by_id.get(span.parent)

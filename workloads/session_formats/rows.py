@@ -96,7 +96,10 @@ def nanoseconds(value: float, per_second: int, name: str, where: str) -> int:
 
 
 def tokens(value: int, name: str, where: str, low: int = 1) -> int:
-    """Return a number of tokens. Raises WorkloadError if it is below `low` or above TOKENS_LIMIT."""
+    """Return `value` if it is a valid number of tokens, from `low` to TOKENS_LIMIT. Otherwise raise WorkloadError.
+
+    `name` is the field of the value, and `where` is its location in the file, both for the message.
+    """
     if not low <= value <= TOKENS_LIMIT:
         raise WorkloadError(f"{where}: {name} is {value}", f"write a number from {low} to {TOKENS_LIMIT}")
     return value

@@ -149,9 +149,8 @@ def fixed_number(urls: Sequence[str]) -> int | None:
 def has_fixed_address(url: str) -> bool:
     """Return True if the host of a URL is an IP address, `localhost` or a Unix socket.
 
-    The result is False for any other host name. If two URLs with such hosts have the same address, they lead to the
-    same server. This is not certain for other host names, because a gateway at one address can choose the server by the
-    host name.
+    Two URLs with such hosts lead to the same server if they have the same address. The result is False for any other
+    host name, because a gateway at one address can then choose the server by the host name.
     """
     host = parse_host(url)
     return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)

@@ -197,7 +197,7 @@ class ReplicaMetrics:
 
 
 def add_up_replicas(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine the values of several replicas to the values of one server.
+    """Combine the values of several replicas into the values of one server.
 
     - Most values are added. A counter that a replica does not publish yet counts as 0.
     - The values in AVERAGED, such as `kv_used`, are means over all engines of all replicas.

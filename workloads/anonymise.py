@@ -416,10 +416,14 @@ class _TraceWriter:
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
     """Yield the conditions (edges) of each request: the requests that it followed, and the delays after them.
 
-    `requests` are the requests of a session. A request followed all requests that had ended when it started. A request
-    is left out of this list if another one in the list started after its end. If the log states itself which requests
-    preceded a request, these are used. If it does not say when responses ended, each request follows the previous
-    request, and is sent at its recorded time or later.
+    `requests` are the requests of a session. A request followed all requests that had ended when it started. However,
+    an earlier request is not listed if another listed request started after its end.
+
+    The log may lack the necessary times, or have better information:
+
+    - If the log states which requests preceded a request, these are used.
+    - If the log does not say when responses ended, each request follows the previous request, and is sent at its
+      recorded time or later.
     """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""

@@ -128,10 +128,9 @@ class Words(msgspec.Struct, frozen=True):
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
-        """Return the error for a length that no text has, or that too few different texts have.
+        """Return the error to raise if no text has `tokens` tokens, or if too few different texts have this length.
 
-        The length is `tokens` tokens. `n` is the number of different texts that are needed, and `possible` is the
-        number that exist.
+        `n` is the number of different texts that are needed, and `possible` is the number that exist.
         """
         shortest = min(self.opening, default=0)
         if shortest > tokens:

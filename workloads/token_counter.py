@@ -192,7 +192,7 @@ def _corrected(
 
 
 def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
-    """Return a token counter for texts whose words are one token each, or None if too few words are found.
+    """Return a token counter for texts whose words are one token each, or None if too few such words are found.
 
     To find such words, a text of candidate words is sent to the server. If the server counts as many tokens as the text
     has words, every candidate is one token. Otherwise, both halves of the text are tested in the same way.

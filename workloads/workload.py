@@ -512,7 +512,8 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
 
     Prompts can be token ids under two conditions:
 
-    - The workload generates whole prompts, as `synthetic` does. They contain no chat messages and no earlier responses.
+    - The workload generates whole prompts, as `synthetic` does. No prompt contains chat messages or an earlier
+      response.
     - The tokenizer `source` can return token ids. It supplies the ids from which prompts are built.
     """
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix) or (

@@ -169,7 +169,7 @@ class DisaggregatedEngine:
     def _update_start(self, worker: VirtualEngine) -> None:
         """Update the stored time at which the next step of a worker begins.
 
-        The caller has just changed the jobs of the worker, or has run its last step.
+        The caller has just run a step of the worker, or has added or removed a job.
         """
         start_ns = FOREVER_NS
         if worker.busy:

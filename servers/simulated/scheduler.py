@@ -431,7 +431,7 @@ class Scheduler:
     def _admit(self, now_ns: int, budget: int) -> None:
         """Move jobs from the head of the queue into the planned step, in order of arrival.
 
-        `budget` is the maximum number of prompt tokens that they add to the step. The admission ends at the first job
+        The prompts of these jobs can have at most `budget` tokens in this step. The admission ends at the first job
         that does not fit, even if a later job would fit. `now_ns` is the start of the step.
         """
         policy = self.policy
@@ -523,8 +523,9 @@ class Scheduler:
     def _peak_tokens(self, candidate: Job) -> int:
         """Return the maximum size of the KV cache that all running jobs and `candidate` will use together, in tokens.
 
-        Let `f_i` be the final length of job `i`, and `r_i` the number of tokens that it will still generate. It now
-        uses `f_i - r_i` tokens. The jobs are sorted so that `r_1 >= r_2 >= ...`, so the last job ends first.
+        Let `f_i` be the final length of job `i`, and `r_i` the number of tokens that it will still generate. It uses
+        `f_i - r_i` tokens now, or as soon as its prompt is computed. The jobs are sorted so that `r_1 >= r_2 >= ...`.
+        The last job therefore ends first.
 
         The use is largest just before a job ends and frees its cache. Just before job `k` ends, jobs 1 to `k` are
         running, and each of them has grown by `r_k` tokens. The result is the maximum over these moments:

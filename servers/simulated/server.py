@@ -558,9 +558,10 @@ class CompletionHandler:
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
         """Prepare the head of a streamed response. Usually, the head is sent later, together with the first event.
 
-        A real Go proxy aborts 1 or 2% of the streams if it receives the head while it is still sending the request
-        body. Only the faults `slow-headers` and `role-first` therefore send the head at once. If `wrong_length` is
-        True, another fault is simulated: the head states a content length that is larger than the body.
+        A Go proxy in front of the server aborts 1 or 2% of the streams if it receives the head while it is still
+        sending the request body. Only the faults `slow-headers` and `role-first` therefore send the head at once. If
+        `wrong_length` is True, another fault is simulated: the head states a content length that is larger than the
+        body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head

@@ -186,7 +186,7 @@ class ServerState:
         """Return a number that determines the words of the answer to a request.
 
         Requests with equal prompts get equal numbers, as with a model that decodes greedily. A request for sampling
-        gets the index of the request, so that its answer differs from all others. With the fault `wrong-answer`, a
+        gets the index of the request, so that equal prompts get different answers. With the fault `wrong-answer`, a
         request gets the number of the previous request's prompt.
         """
         body = request.body

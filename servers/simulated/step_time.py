@@ -92,8 +92,8 @@ class LinearStepTime:
 class StepTime:
     """Predicts the step durations of a deployment from its hardware. A step is one run of the model over a batch.
 
-    `launch_s` is the time to launch the kernels of one layer, so the kernels of a step take at least `launch_s *
-    layers`. In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
+    `launch_s` is the time to launch the kernels of one layer. The kernels of a layer therefore take at least
+    `launch_s`. In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
     """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:

@@ -124,7 +124,7 @@ class Vocabulary:
     def start(self, index: int) -> int:
         """Return the index in `ids` at which the response to request number `index` starts.
 
-        The index is computed with Knuth's multiplicative hash, so consecutive requests start far apart.
+        The index is computed with Knuth's multiplicative hash, so consecutive requests start at different indices.
         """
         return index * 2_654_435_761 % PERIOD
 

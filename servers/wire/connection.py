@@ -32,8 +32,8 @@ class Connection:
     With TLS, encrypted bytes are read from the socket and then decrypted in memory, so that every read of the socket
     has a kernel timestamp.
 
-    `received` counts the bytes that were read from the socket. The timestamp of a packet is looked up by this count, so
-    every byte must be counted. Otherwise, all later bytes would get the timestamps of earlier packets:
+    `received` counts the bytes that were read from the socket. The timestamps of packets are looked up by this count.
+    If a byte were not counted, all later bytes would get the timestamps of earlier packets:
 
     - Without TLS, the count is updated at the end of each response.
     - With TLS, all received bytes must be passed to `feed`, which updates the count. This includes TLS records without

@@ -58,7 +58,7 @@ class Received(Protocol):
 
 
 class Response(Received, Protocol):
-    """A received response whose request has a known send time. This is an interface, such as `Received`."""
+    """Interface of a received response (see `Received`) with the send time of its request."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)

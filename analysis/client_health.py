@@ -8,7 +8,7 @@ results. The report gives the reason and the remedy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ import numpy as np
 from loadgen.analysis.format import UNKNOWN, duration, percent
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import Distribution
+from loadgen.analysis.run.packed_values import unpack_values
 from loadgen.analysis.run.runfile import Run, SchedulingFacts, StampFacts, Telemetry, stamp_facts
 from loadgen.analysis.stats import late_percentile_s, percentile, ring_difference_s, round_to_ns
 from loadgen.analysis.summary import ClientHealth, QuotedCalibration
@@ -246,8 +247,48 @@ def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
     """
     counts = Counter[int]()
     for sample in samples:
-        counts.update({int(bits): count for bits, count in sample.values.get("ring_off_counts", {}).items()})
+        _add_histogram(counts, sample.values.get("ring_off_counts", {}))
     return counts
+
+
+class _Totals:
+    """The figures of all samples together. The samples of a long run are many, so no values of them are kept."""
+
+    def __init__(self, samples: Iterable[Telemetry]) -> None:
+        self.sums = Counter[str]()
+        self.maxima: dict[str, int] = {}
+        self.late = Counter[int]()
+        """Number of reads by the bucket of their delay."""
+        self.ring_differences = Counter[int]()
+        self.cpu_ns = 0
+        self.cpu_share: float | None = None
+        """Largest share of a CPU core in a sample of at least MIN_SAMPLE_S."""
+        for sample in samples:
+            self._add(unpack_values(sample.values))
+
+    def sum(self, name: str) -> int | None:
+        """Return the sum of a figure, or None if no sample has the figure."""
+        return self.sums[name] if name in self.maxima else None
+
+    def _add(self, values: Mapping[str, Any]) -> None:
+        sums, maxima = self.sums, self.maxima
+        for name, value in values.items():
+            if type(value) is int:
+                sums[name] += value
+                if value > maxima.get(name, value - 1):
+                    maxima[name] = value
+        _add_histogram(self.late, values.get("late_counts", {}))
+        _add_histogram(self.ring_differences, values.get("ring_off_counts", {}))
+        cpu_ns, wall_ns = values.get("cpu_ns", 0), values.get("wall_ns", 0)
+        self.cpu_ns += values.get("cpu_sum_ns", cpu_ns)
+        if wall_ns >= MIN_SAMPLE_S * 1e9:
+            self.cpu_share = max(self.cpu_share or 0.0, round(cpu_ns / wall_ns, 4))
+
+
+def _add_histogram(counts: Counter[int], histogram: Mapping[str, int]) -> None:
+    """Add a histogram to `counts`. Its keys are numbers as text, as in JSON."""
+    for key, count in histogram.items():
+        counts[int(key)] += count
 
 
 def health_from_samples(
@@ -259,13 +300,10 @@ def health_from_samples(
     number of all reads, and `coalesced` is the number of reads that held several events. `last_s` is the time of the
     last sample in seconds from the run's start.
     """
-    late = Counter[int]()
-    if stamps.exact:
-        for sample in samples:
-            late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
-    ring_differences = ring_difference_counts(samples)
-    disagreement_s = _ratio(_over_samples(samples, "clock_disagreement_ns", max), 1e9)
-    busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
+    totals = _Totals(samples)
+    late = totals.late if stamps.exact else Counter[int]()
+    ring_differences = totals.ring_differences
+    disagreement_s = _ratio(totals.maxima.get("clock_disagreement_ns"), 1e9)
     return ClientHealth(
         stamps=stamps.name,
         source=stamps,
@@ -275,26 +313,26 @@ def health_from_samples(
         send_late_p99_s=round_to_ns(percentile(sends_late_s, 0.99)) if len(sends_late_s) else None,
         clock_disagreement_s=disagreement_s,
         clock_step_s=_clock_step_s(disagreement_s, last_s),
-        cpu_s=_ratio(sum(sample.values.get("cpu_sum_ns", sample.values.get("cpu_ns", 0)) for sample in samples), 1e9),
-        core_wait_s=_ratio(_over_samples(samples, "core_wait_ns", sum), 1e9),
-        core_wait_max_s=_ratio(_over_samples(samples, "core_wait_ns", max), 1e9),
-        cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= MIN_SAMPLE_S * 1e9), default=None),
-        full_reads=_over_samples(samples, "full_reads", sum),
-        windows=_over_samples(samples, "windows", sum),
-        sweep_max_s=_ratio(_over_samples(samples, "sweep_ns_max", max), 1e9),
-        retransmit_share=_ratio(_over_samples(samples, "retransmits", sum), len(sends_late_s)),
-        out_of_order_share=_ratio(_over_samples(samples, "out_of_order", sum), _over_samples(samples, "reads", sum)),
-        ring_drops=_over_samples(samples, "ring_drops", sum),
-        ring_missed=_over_samples(samples, "ring_missed", sum),
-        ring_rejected=_over_samples(samples, "ring_rejected", sum),
+        cpu_s=_ratio(totals.cpu_ns, 1e9),
+        core_wait_s=_ratio(totals.sum("core_wait_ns"), 1e9),
+        core_wait_max_s=_ratio(totals.maxima.get("core_wait_ns"), 1e9),
+        cpu_share=totals.cpu_share,
+        full_reads=totals.sum("full_reads"),
+        windows=totals.sum("windows"),
+        sweep_max_s=_ratio(totals.maxima.get("sweep_ns_max"), 1e9),
+        retransmit_share=_ratio(totals.sum("retransmits"), len(sends_late_s)),
+        out_of_order_share=_ratio(totals.sum("out_of_order"), totals.sum("reads")),
+        ring_drops=totals.sum("ring_drops"),
+        ring_missed=totals.sum("ring_missed"),
+        ring_rejected=totals.sum("ring_rejected"),
         ring_given_up=_ring_given_up(samples),
-        socket_rejected=_over_samples(samples, "socket_rejected", sum),
+        socket_rejected=totals.sum("socket_rejected"),
         ring_off_p50_s=ring_difference_s(ring_differences, 0.50),
         ring_off_p99_s=ring_difference_s(ring_differences, 0.99),
         ring_off_max_s=ring_difference_s(ring_differences, 1.0),
-        stall_max_s=_ratio(_over_samples(samples, "stall_ns_max", max), 1e9),
-        pauses=_over_samples(samples, "pauses", sum),
-        paused_s=_ratio(_over_samples(samples, "paused_ns", sum), 1e9),
+        stall_max_s=_ratio(totals.maxima.get("stall_ns_max"), 1e9),
+        pauses=totals.sum("pauses"),
+        paused_s=_ratio(totals.sum("paused_ns"), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
@@ -396,15 +434,6 @@ def core_wait_advice(health: ClientHealth) -> str:
     else:
         remedy = f"{raise_priority}, {separate}"
     return f"the client waited {duration(health.core_wait_s)} for a CPU core: {cause}; {remedy}"
-
-
-def _over_samples(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
-    """Return the sum or the maximum (`combine`) of a figure over the samples.
-
-    Return None if no sample has the figure `name`.
-    """
-    values = [sample.values[name] for sample in samples if name in sample.values]
-    return combine(values) if values else None
 
 
 def quoted_calibration(calibration: Any, stamps: str) -> QuotedCalibration | None:

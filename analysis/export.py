@@ -23,6 +23,7 @@ from loadgen.analysis.build_summary import server_info
 from loadgen.analysis.frame import FrameBuilder, Window, build_frame
 from loadgen.analysis.frame_parts import class_indices
 from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.run.packed_values import unpack_values
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run, Telemetry, TrafficFacts, scan
 from loadgen.analysis.steady_window import with_window
@@ -296,7 +297,7 @@ def chunk_rows(record: Record) -> Iterator[Row]:
 
 def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
     """Yield one row of the `telemetry` table for each figure of the sample."""
-    for name, value in _flatten("", sample.values):
+    for name, value in _flatten("", unpack_values(sample.values)):
         number, text = (float(value), None) if isinstance(value, int | float) else (None, str(value))
         yield sample.source, sample.worker, sample.at_ns, name, number, text
 

@@ -31,6 +31,7 @@ from loadgen.analysis.run.command_record import CommandRecord
 from loadgen.analysis.run.compact_record import CompactRecord
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.id_set import IdSet
+from loadgen.analysis.run.packed_values import pack_values
 from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.record_files import open_records, plain_name, record_file, record_files
 from loadgen.analysis.run.removed_records import RemovedRecords
@@ -250,7 +251,7 @@ class Telemetry(msgspec.Struct, tag_field="type", tag="telemetry", kw_only=True)
     """`client` (one sample per worker and second), `server`, `gpu`, `host`, or `clock` in a distributed run."""
     at_ns: Integer
     worker: Count = 0
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     """For `client`: cpu_ns, wall_ns, reads, coalesced_reads, full_reads, retransmits, out_of_order, stall_ns_max,
     pauses and paused_ns (pauses of a closed loop after requests that failed immediately), simulated and
     simulated_speed (a response had the mark of a simulated server), clock_disagreement_ns, and late_counts
@@ -625,6 +626,9 @@ def _store(run: Run, item: _Line) -> None:
     elif isinstance(item, RemovedRecords):
         run.removed.append(item)
     elif isinstance(item, Telemetry):
+        if item.source == "client":
+            item.source = "client"  # the same text in memory for all samples
+            item.values = pack_values(dict(item.values))
         run.telemetry.append(item)
     elif isinstance(item, Footer):
         run.footer = item

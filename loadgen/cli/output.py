@@ -329,10 +329,10 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Return True if the verdict on an objective must be printed to stderr.
+    """Return True if the verdict on an objective or on a condition of --fail-if must be printed to stderr.
 
-    The function is called only if --json or --quiet suppresses the text of the results. Every failure is printed. An
-    inconclusive verdict is printed too, except with both --quiet and `--inconclusive pass`.
+    The function is called only if the results are not printed as text, for example because of --json or --quiet. Every
+    failure is printed. An inconclusive verdict is printed too, except with both --quiet and `--inconclusive pass`.
     """
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 

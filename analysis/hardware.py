@@ -183,10 +183,12 @@ def format_training(result: Mapping[str, Any]) -> str:
         lines.insert(1, format_gpu_changes([Change(**change) for change in result["gpu_changes"]]))
         lines.append(NO_SUCH_GPU)
     if not memory["fits"]:
+        from loadgen.servers.hardware.training import MEMORY_SHARE
+
         lines.append(
             fill(
-                "The training job does not fit into GPU memory: recompute activations, split the model (--tp, --pp, "
-                "--zero, --sequence-parallel), or offload.",
+                f"The training job does not fit into {MEMORY_SHARE:.0%} of the GPU memory: recompute activations, "
+                "split the model (--tp, --pp, --zero, --sequence-parallel), or offload.",
                 LINE_WIDTH,
                 break_on_hyphens=False,
             )

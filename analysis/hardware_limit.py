@@ -101,6 +101,8 @@ class _Hardware(NamedTuple):
     gpus: int
     model: str
     source: str
+    changes: tuple[str, ...] = ()
+    """Changed figures of the GPU, in the syntax of loadgen.servers.hardware.with_changes."""
 
 
 class _Measured(NamedTuple):
@@ -173,7 +175,9 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
         model=deployment.model.name,
         format=deployment.weights.name,
         known_from=hardware.source,
-        data_sheet=deployment.gpu.source,
+        data_sheet=", with ".join(
+            [deployment.gpu.source, *([", ".join(hardware.changes)] if hardware.changes else [])]
+        ),
         speed=speed,
         input_tokens=_rounded(prompt),
         output_tokens=_rounded(output),
@@ -204,6 +208,8 @@ def _hardware(run: Run) -> _Hardware | None:
     - According to the telemetry, the GPUs in use are of different models.
     - A simulated server does not use all of its GPUs for one tensor-parallel group, for example because it has a
       pipeline.
+    - A simulated server drafts tokens or assumes a share of cached prompts, which saves work.
+    - A file of the user describes the GPU of a simulated server.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")
@@ -211,9 +217,11 @@ def _hardware(run: Run) -> _Hardware | None:
         facts = server.get("hardware") or {}
         known = {"gpu", "model", "tensor_parallel"} <= facts.keys()
         # Pipelines, attention groups and separate workers have other limits.
-        if not known or facts.get("gpus", facts["tensor_parallel"]) != facts["tensor_parallel"]:
+        has_other_limit = not known or facts.get("gpus", facts["tensor_parallel"]) != facts["tensor_parallel"]
+        if has_other_limit or facts.get("saves_work") or facts.get("own_gpu"):
             return None
-        return _Hardware(facts["gpu"], facts["tensor_parallel"], facts["model"], "simulated")
+        changes = tuple(facts.get("changes") or ())
+        return _Hardware(facts["gpu"], facts["tensor_parallel"], facts["model"], "simulated", changes)
     if plan.get("gpu_model"):
         from loadgen.servers.hardware import HardwareError, parse_gpus
 
@@ -262,7 +270,7 @@ def _deployment(hardware: _Hardware, server: str) -> Deployment:
     except HardwareError:
         engine = DEFAULT_FRAMEWORK
     weights = FORMATS[ending[1].lower()] if ending else "bf16"
-    return make_deployment(hardware.gpu, model, weights, hardware.gpus, framework_name=engine)
+    return make_deployment(hardware.gpu, model, weights, hardware.gpus, framework_name=engine, changes=hardware.changes)
 
 
 def _mean_in_flight(frame: Frame, begin_ns: Floats) -> float:

@@ -29,8 +29,9 @@ LEGEND = "The letter is the largest part of the time: C compute, M memory, N net
 LATENCY_MEANING = """Latency is the time that a faster chip, memory or network does not shorten: launches, the start of
 transfers, waits, and the engine's own work."""
 MEANING = """Area, power, number of memory stacks and architecture are those of the original GPU. SMs grow with the
-logic density; if the chip would then draw more power, its clock falls. Memory runs at the same share of its standard's
-rate as in the original. Compute includes the caches of the chip."""
+logic density; if the chip would then draw more power, its clock falls. Memory has the same shares of its standard's
+rate and capacity as in the original. Compute includes the caches of the chip."""
+NO_EFFECT = "has no effect on these times: nothing is sent over it. See --tp and --pp."
 SHARES = "The share of a resource is what would be saved if this resource were infinitely fast."
 SYMBOLS = {"compute": "circle", "memory": "square", "network": "diamond", "latency": "triangle-up"}
 """Symbol of each part in the chart of times."""
@@ -123,12 +124,15 @@ def _notes(sweep: TechnologySweep) -> Iterable[str]:
 
 
 def _problems(sweep: TechnologySweep) -> list[str]:
-    """Return sentences about memory that is too small.
+    """Return sentences about memory that is too small, and about networks without effect.
 
     One sentence says that the model does not fit on some GPUs. Another one names the memory that holds the fewest
-    concurrent requests, if other memories hold more. Each sentence is left out if it does not apply.
+    concurrent requests, if other memories hold more. A third one names networks that have no effect. Each sentence is
+    left out if it does not apply.
     """
     sentences = []
+    if sweep.unused_networks:
+        sentences += [f"{name} {NO_EFFECT}" for name in sweep.unused_networks]
     problems = [point for point in sweep.points if point.problem]
     if problems:
         sentences.append(

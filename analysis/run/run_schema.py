@@ -97,7 +97,12 @@ _FACTS = {
     "name version model url endpoint title prompts forced over_limit proxied_to proxy protocol sent_before cold": _Text,
     "simulated exact virtual": bool,
     "speed": _Positive | None,
-    "hardware": {"gpu model accuracy": str, "tensor_parallel gpus": Integer},
+    "hardware": {
+        "gpu model accuracy": str,
+        "tensor_parallel gpus": Integer,
+        "changes": list[str],
+        "saves_work own_gpu": bool,
+    },
     "prediction": [{"figure": str, "value low high": _Number}],
     "addresses endpoints": list[str],
     "addresses_unused": dict[str, str],

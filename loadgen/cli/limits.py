@@ -407,7 +407,7 @@ def _deployment(options: LimitsOptions) -> Deployment:
 
 def _training(options: LimitsOptions) -> dict[str, Any]:
     """Compute and print the time and memory of one training iteration. Return both as a dict."""
-    from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
+    from loadgen.servers.hardware.training import fits_memory, mfu, predict_iteration, predict_memory
     from loadgen.servers.hardware.validation import training_accuracy
 
     _check_training(options)
@@ -426,7 +426,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "accuracy": asdict(training_accuracy(setup)),
         "gpu_changes": [asdict(change) for change in setup.gpu.changes],
         "seconds": asdict(times),
-        "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},
+        "memory_bytes": asdict(used) | {"total": used.total, "fits": fits_memory(setup)},
     }
     if not options.json:
         from loadgen.analysis.hardware import format_training

@@ -56,7 +56,7 @@ from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import endpoint_dialect
-from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
+from loadgen.servers.hardware import DEFAULT_FORMAT, SCALINGS, HardwareError, gpu
 from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
 from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracies, describe, has_unmeasured_options
@@ -402,6 +402,7 @@ def _resolve_hardware(plan: Plan, server_model: ServerModel) -> ResolvedModel:
         model=deployment.model.name,
         hardware={
             **_hardware_facts(deployment, server_model.workers),
+            **_limit_facts(deployment, server_model),
             "vintage": vintage,
             **({"workers": asdict(server_model.workers)} if server_model.workers else {}),
             "accuracy": describe(
@@ -456,6 +457,7 @@ def _resolve_twin(plan: Plan, server_model: ServerModel, twin: Twin, draw: int |
         model=deployment.model.name if deployment else twin.served,
         hardware={
             **_hardware_facts(deployment),
+            **_limit_facts(deployment, server_model),
             "twin": ", ".join(str(run["run"]) for run in twin.runs),
             "accuracy": _twin_accuracy(plan, server_model, twin, deployment, elsewhere=elsewhere),
         },
@@ -521,6 +523,35 @@ def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None =
         "gpus": deployment.gpus * (workers.prefill + workers.decode if workers else 1),
         "format": weight_format,
     }
+
+
+def _limit_facts(deployment: Deployment | None, server_model: ServerModel) -> dict[str, Any]:
+    """Return facts for the header of a run file that change the hardware limit, or an empty dictionary.
+
+    - `changes`: changed figures of the GPU (`--set`). Technology, memory and network are part of the GPU's name.
+    - `saves_work`: drafted tokens or an assumed share of cached prompts make the server faster than the limit.
+    - `own_gpu`: a file of the user (`--hardware`) describes the GPU.
+    """
+    if deployment is None:
+        return {}
+    changes = [change for change in server_model.changes if change.partition("=")[0] not in SCALINGS]
+    saves_work = deployment.speculation is not None or deployment.cache_hit_rate > 0
+    facts = {
+        "changes": changes,
+        "saves_work": saves_work,
+        "own_gpu": _is_described_by_user(deployment.gpu.name, server_model.hardware),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _is_described_by_user(name: str, file: Path | None) -> bool:
+    """Return True if the figures of a GPU come from a file of the user, and not from the hardware tables."""
+    if file is None:
+        return False
+    try:
+        return gpu(name, file) != gpu(name)
+    except HardwareError:
+        return True
 
 
 def model_accuracy(

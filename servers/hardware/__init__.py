@@ -396,6 +396,16 @@ GPU_SETTINGS = {
 """Names that `--set` accepts, each with the field of Gpu and its unit. `_with_setting` handles `compute` and
 `link_bandwidth`, which change several fields.
 """
+SETTING_FIGURES = {
+    "memory_bandwidth": "memory bandwidth",
+    "memory": "memory",
+    "l2": "L2",
+    "clock": "clock",
+    "sms": "SMs",
+    "compute": "bf16 peak",
+    "link_bandwidth": "link to GPUs",
+}
+"""Names that `--set` accepts, each with the figure of a Change (technology.py) that has the same meaning."""
 _VARIANT_SUFFIX = re.compile(
     r"^meta-(?=llama)|[-_](instruct|thinking|chat|hf|it|base|(?<!deepseek-)v\d\.\d|fp8|nvfp4|fp4|mxfp4|awq|\d{4})\b",
     re.IGNORECASE,
@@ -435,6 +445,12 @@ def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
                 f"cannot set {name!r}{suggestion}: choose one of {', '.join(known)}, such as memory=192GB"
             )
         card = _with_setting(card, name, _parse_quantity(change, text))
+        figure = SETTING_FIGURES.get(name)
+        listed = (
+            replace(known, after=text, reason=f"--set {change}") if known.figure == figure else known
+            for known in card.changes
+        )
+        card = replace(card, changes=tuple(listed))
     return card
 
 

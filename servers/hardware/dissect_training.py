@@ -36,15 +36,12 @@ from loadgen.servers.hardware.training import (
     IterationTime,
     Recomputation,
     TrainingSetup,
+    fits_memory,
     predict_iteration,
-    predict_memory,
     replicas_in_one_machine,
 )
 from loadgen.servers.hardware.validation import Accuracy, training_accuracy
 
-MEMORY_SHARE = 0.9
-"""Share of the GPU memory that weights, optimiser states and activations may use. The rest is for buffers, and for the
-embedding and the output head, which the model of the memory does not count."""
 TENSORS = (1, 2, 4, 8)
 MICRO_BATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4, 6)
@@ -112,7 +109,7 @@ def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Train
             f"{use.gpus} GPUs cannot divide {shape.layers} layers and {shape.heads} heads of {shape.name}, and a batch "
             f"of {use.batch}, into equal parts: choose other numbers (--gpus, --batch, --tp), such as powers of 2"
         )
-    fitting = [setup for setup in possible if predict_memory(setup).total <= MEMORY_SHARE * setup.gpu.memory_bytes]
+    fitting = [setup for setup in possible if fits_memory(setup)]
     if not fitting:
         raise HardwareError(
             f"training {shape.name} does not fit {use.gpus} x {use.gpu} with a batch of {use.batch}: choose more GPUs "

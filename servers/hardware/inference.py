@@ -154,14 +154,19 @@ class Deployment:
         """Number of GPUs of one pipeline stage."""
         return self.tensor * self.attention_data
 
+    @property
+    def far_hops(self) -> int:
+        """Number of hops between two pipeline stages in different machines."""
+        stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
+        return (self.pipeline - 1) // stages_per_machine
+
     def hops_s(self, message_bytes: Any) -> Any:
         """Return the seconds to send the activations of a micro-batch through all pipeline stages.
 
         A hop sends `message_bytes` bytes from one stage to the next. A machine holds as many whole stages as fit. The
         hop from the last of them goes to another machine, and all other hops stay within the machine.
         """
-        stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
-        far_hops = (self.pipeline - 1) // stages_per_machine
+        far_hops = self.far_hops
         near_link = self.gpu.link_for(min(self.gpus, self.node_gpus))
         hops = [(near_link, self.pipeline - 1 - far_hops), (self.gpu.machine_link, far_hops)]
         return sum(count * ring_s(link, 2, message_bytes, "point to point") for link, count in hops if count)

@@ -12,9 +12,16 @@ from itertools import product
 from loadgen.servers.hardware import Change, Gpu, HardwareError
 from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.resource_shares import DividedTime, TimeOf, divide_time
-from loadgen.servers.hardware.technology import scaled_gpu, technology
+from loadgen.servers.hardware.technology import network, scaled_gpu, technology
 from loadgen.servers.hardware.throughput_model import Load, running_requests
-from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
+from loadgen.servers.hardware.training import (
+    MEMORY_SHARE,
+    TrainingSetup,
+    fits_memory,
+    predict_iteration,
+    predict_memory,
+    replicas_in_one_machine,
+)
 
 DECODE = "time per output token"
 PREFILL = "prefill of one prompt"
@@ -72,6 +79,8 @@ class TechnologySweep:
     points: Sequence[SweepPoint]
     validated: bool = False
     """Always false: the GPUs do not exist, so nothing was compared with measurements."""
+    unused_networks: Sequence[str] = ()
+    """Networks among `networks`, or parts of them, over which the deployment or the training job sends nothing."""
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -139,6 +148,11 @@ def sweep_inference(
         memories=axes.memories,
         networks=axes.networks,
         points=list(_points(deployment.gpu, axes, work_on)),
+        unused_networks=_unused_networks(
+            axes,
+            in_machine=deployment.gpus > 1,
+            between_machines=deployment.far_hops > 0,
+        ),
     )
 
 
@@ -147,9 +161,11 @@ def sweep_training(setup: TrainingSetup, axes: SweepAxes) -> TechnologySweep:
 
     def work_on(gpu: Gpu) -> _Work:
         here = replace(setup, gpu=gpu)
-        used = predict_memory(here).total
-        if used > gpu.memory_bytes:
-            raise HardwareError(f"the training step needs {used / 1e9:,.0f} GB per GPU")
+        if not fits_memory(here):
+            used = predict_memory(here).total
+            raise HardwareError(
+                f"the training step needs {used / 1e9:,.0f} GB per GPU, more than {MEMORY_SHARE:.0%} of the memory"
+            )
         return _Work({TRAINING_STEP: lambda card: predict_iteration(replace(setup, gpu=card)).total_s})
 
     return TechnologySweep(
@@ -163,7 +179,22 @@ def sweep_training(setup: TrainingSetup, axes: SweepAxes) -> TechnologySweep:
         memories=axes.memories,
         networks=axes.networks,
         points=list(_points(setup.gpu, axes, work_on)),
+        unused_networks=_unused_networks(
+            axes,
+            in_machine=setup.tensor > 1 or replicas_in_one_machine(setup),
+            between_machines=setup.pipeline > 1 or (setup.data > 1 and not replicas_in_one_machine(setup)),
+        ),
     )
+
+
+def _unused_networks(axes: SweepAxes, *, in_machine: bool, between_machines: bool) -> list[str]:
+    """Return the networks of a sweep over which nothing is sent.
+
+    `in_machine` is True if GPUs of a machine communicate, and `between_machines` if machines do.
+    """
+    parts = [network(part) for name in axes.networks if name for part in name.split("+")]
+    unused = [part.name for part in parts if not (between_machines if part.between_machines else in_machine)]
+    return list(dict.fromkeys(unused))
 
 
 def _points(original: Gpu, axes: SweepAxes, work_on: Callable[[Gpu], _Work]) -> Iterable[SweepPoint]:

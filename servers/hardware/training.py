@@ -134,6 +134,16 @@ def layer_activation_bytes(training: TrainingSetup) -> float:
     return tokens * (split / tensor + whole)
 
 
+MEMORY_SHARE = 0.9
+"""Share of the GPU memory that weights, optimiser states and activations may use. The rest is for buffers, and for the
+embedding and the output head, which `predict_memory` does not count."""
+
+
+def fits_memory(training: TrainingSetup) -> bool:
+    """Return True if a training job fits into the MEMORY_SHARE of the GPU memory."""
+    return predict_memory(training).total <= MEMORY_SHARE * training.gpu.memory_bytes
+
+
 def predict_memory(training: TrainingSetup) -> TrainingMemory:
     """Return the predicted memory on a GPU of the first pipeline stage.
 

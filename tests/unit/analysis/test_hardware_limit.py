@@ -146,6 +146,18 @@ def test_a_simulated_gpu_is_as_fast_as_its_clock(tmp_path: Path) -> None:
     assert found.throughput_share == pytest.approx(real.throughput_share / 10, rel=1e-4)
 
 
+def test_a_simulated_gpu_with_changed_figures_has_the_limit_of_these(tmp_path: Path) -> None:
+    """With twice the memory bandwidth, a decode step takes half of the time. With drafts, there is no limit."""
+    facts = {"gpu": "H100 SXM", "model": "Llama-2-7B", "tensor_parallel": 1}
+    plain, changed, saved, own = (
+        limit_of(tmp_path, server={"simulated": True, "hardware": facts | more, "model": "any"})
+        for more in ({}, {"changes": ["memory_bandwidth=6.7TB/s"]}, {"saves_work": True}, {"own_gpu": True})
+    )
+    assert changed.tpot_s == pytest.approx(plain.tpot_s / 2, rel=0.01)
+    assert changed.data_sheet == f"{plain.data_sheet}, with memory_bandwidth=6.7TB/s"
+    assert (saved, own) == (None, None)
+
+
 def test_the_models_name_tells_the_format(tmp_path: Path) -> None:
     """Four bits are a quarter of the bytes."""
     found = limit_of(tmp_path, plan={"gpu_model": "H100"}, server={"model": "meta-llama/Llama-2-7b-chat-AWQ"})

@@ -16,6 +16,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.engine.prepare import build_schedule
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
+from loadgen.servers.hardware.inference import ServingOptions
 from loadgen.studies import simulate
 from loadgen.traffic import FIRST_IDS_APART, class_seed, traffic_classes
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -51,6 +52,25 @@ def test_other_settings_than_the_measured_ones_are_not_validated(changes: dict[s
     for settings, model, validated in cases:
         resolved = simulate.resolve_model(Plan(server="vllm", n=1, **settings), simulate.ServerModel(**(h100 | model)))
         assert ("TTFT, TPOT not validated" not in resolved.hardware["accuracy"]) == validated
+
+
+def test_facts_that_change_the_hardware_limit_are_in_the_header(tmp_path: Path) -> None:
+    """The summary computes the limit of the simulated GPU, not that of the data sheet."""
+    names = ("changes", "saves_work", "own_gpu")
+    file = tmp_path / "own.toml"
+    figures = {"memory_GB": 80, "memory_GBps": 4000, "bf16_TFLOPs": 900, "link_GBps": 900, "pcie_GBps": 64}
+    file.write_text("\n".join(["[gpus.H100]", *(f"{name} = {value}" for name, value in figures.items())]), "utf-8")
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"changes": ("technology=3nm", "memory=96GB")}, {"changes": ["memory=96GB"]}),
+        ({"serving": ServingOptions(draft_tokens=3)}, {"saves_work": True}),
+        ({"serving": ServingOptions(cache_hit_rate=0.5)}, {"saves_work": True}),
+        ({"hardware": file}, {"own_gpu": True}),
+    ]
+    for fields, expected in cases:
+        server_model = simulate.ServerModel(**({"gpu": "H100", "model": "llama-3.1-8b"} | fields))
+        facts = simulate.resolve_model(Plan(server="vllm", n=1), server_model).hardware
+        assert {name: facts[name] for name in names if name in facts} == expected
 
 
 def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from loadgen.servers.hardware import HardwareError, gpu, model
 from loadgen.servers.hardware.dissect_serving import MOST_IN_FLIGHT, ServedBy, dissect_serving
 from loadgen.servers.hardware.dissect_training import (
-    MEMORY_SHARE,
     TrainedOn,
     TrainingJob,
     _fastest_setup,
@@ -20,7 +19,7 @@ from loadgen.servers.hardware.dissect_training import (
 from loadgen.servers.hardware.dissection import Dissection, FactorChange, divide_speed_up, native_format
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.hardware.throughput_model import Load, formula_times
-from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
+from loadgen.servers.hardware.training import TrainingSetup, fits_memory, predict_iteration
 
 GPT = TrainingJob("gpt-3-175b")
 
@@ -209,7 +208,7 @@ def test_training_uses_the_fastest_settings_that_fit() -> None:
         sequence_parallel=True,
         flash=True,
     )
-    assert predict_memory(chosen).total <= MEMORY_SHARE * chosen.gpu.memory_bytes
+    assert fits_memory(chosen)
     assert predict_iteration(chosen).total_s <= predict_iteration(published).total_s
 
 

@@ -128,6 +128,15 @@ def test_changes_of_set_derive_the_same_gpu() -> None:
     assert made.sms == scaled_gpu(A100, "3nm").gpu.sms
 
 
+def test_a_set_figure_replaces_the_derived_one_in_the_list_of_changes() -> None:
+    """HBM4 in H100 gives 120 GB, two thirds of the standard, because H100 has smaller stacks than HBM3 allows."""
+    derived = with_changes(gpu("H100"), ["memory_generation=HBM4"])
+    made = with_changes(gpu("H100"), ["memory_generation=HBM4", "memory=180GB"])
+    assert [change.after for change in derived.changes] == ["8.38 TB/s", "120 GB"]
+    assert made.memory_bytes == 180e9
+    assert [(change.after, change.reason) for change in made.changes[1:]] == [("180GB", "--set memory=180GB")]
+
+
 def test_a_name_in_parentheses_is_a_hypothetical_gpu() -> None:
     """So every command that takes a GPU takes a hypothetical one; its own name leads back to it."""
     made = gpu("a100 (hbm4, 3 nm, NVLink 5, XDR)")

@@ -19,7 +19,7 @@ from loadgen.servers.hardware.technology_sweep import (
     sweep_training,
 )
 from loadgen.servers.hardware.throughput_model import Load
-from loadgen.servers.hardware.training import TrainingSetup, predict_iteration
+from loadgen.servers.hardware.training import TrainingSetup, fits_memory, predict_iteration, predict_memory
 
 LOAD = Load(512, 128, 16)
 DEPLOYMENT = make_deployment("A100", "llama-2-70b", tensor=8)
@@ -97,3 +97,27 @@ def test_training_that_needs_more_memory_is_left_out() -> None:
     """HBM2 halves the memory of A100."""
     found = sweep_training(replace(SETUP, recomputation="none"), SweepAxes(("7nm",), ("HBM2",)))
     assert found.points[0].problem.startswith("the training step needs ")
+
+
+def test_networks_over_which_nothing_is_sent_are_named() -> None:
+    """One stage has no hop to another machine, and one GPU has no link at all."""
+    axes = SweepAxes(("7nm",), ("HBM2E",), ("NVLink 4", "NVLink 5 + InfiniBand XDR"))
+    pipeline = make_deployment("A100", "llama-2-70b", tensor=8, pipeline=2)
+    alone = make_deployment("A100", "llama-2-7b")
+    assert sweep_inference(DEPLOYMENT, LOAD, axes).unused_networks == ["InfiniBand XDR"]
+    assert sweep_inference(pipeline, LOAD, axes).unused_networks == []
+    assert sweep_inference(alone, LOAD, axes).unused_networks == ["NVLink 4", "NVLink 5", "InfiniBand XDR"]
+    small = TrainingSetup(gpu=gpu("A100"), model=model("llama-2-7b"), batch=64, tensor=8, zero=1)
+    assert sweep_training(SETUP, axes).unused_networks == []
+    assert sweep_training(small, axes).unused_networks == ["InfiniBand XDR"]
+
+
+def test_training_has_one_limit_of_memory() -> None:
+    """A job that needs 95% of the memory does not fit, as in `limits` and in `hardware compare`."""
+    needed = predict_memory(SETUP).total
+    for share, fits in ((0.85, True), (0.95, False)):
+        card = replace(SETUP.gpu, memory_bytes=needed / share)
+        setup = replace(SETUP, gpu=card)
+        assert fits_memory(setup) == fits
+        points = sweep_training(setup, SweepAxes(("7nm",), ("HBM2E",))).points
+        assert bool(points[0].times) == fits

@@ -216,9 +216,11 @@ def _without_named_field(trial: Trial) -> Dialect | None:
 
 
 def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
-    """Yield variants of the dialect with fewer fields or with FEW_TOKENS output tokens.
+    """Yield variants of `dialect` (the request format) that the server may accept although it refused this dialect.
 
-    These variants are tried if the server's refusal names no field."""
+    The variants have fewer fields, or request FEW_TOKENS output tokens. They are tried if the server's refusal names no
+    field.
+    """
     dropped = dialect.dropped_fields
     left = [field for field in dialect.refusable_fields if field not in dropped]
     optional = tuple(field for field in left if not REFUSABLE[field])
@@ -235,10 +237,10 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
     """Add dropped fields to the request again, as far as the server accepts them. Return the last accepted trial.
 
-    `trial` is an accepted test request from which several fields were dropped, although the server may refuse only one
-    of them. Each dropped field is added again in turn, and `send` sends a test request with this field. The field stays
-    if the server accepts the request. Fields in `start.dropped_fields` are not tried, and at least one field stays
-    dropped. `stream_options` is added before `continuous_usage_stats`, which is a field inside it.
+    `trial` is an accepted test request. More fields may have been dropped from it than the server refuses. Each dropped
+    field is added again in turn, and `send` sends a test request with this field. The field stays if the server accepts
+    the request. A field is not tried if it is in `start.dropped_fields`, or if it is the only dropped field.
+    `stream_options` is added before `continuous_usage_stats`, which is a field inside it.
     """
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)

@@ -99,7 +99,8 @@ class Limit:
     """Maximum requests per second of one prefill worker. None without separate workers."""
 
     def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
-        """Return the minimum numbers of replicas and of prefill workers for a request rate.
+        """Return the smallest numbers of replicas and of prefill workers that can serve `rate_per_s` requests per
+        second.
 
         If prefill and decode have separate workers, the first number counts decode workers. Otherwise, the second
         number is 0.

@@ -439,7 +439,10 @@ class CapacitySearch:
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
-        """Return the Pareto set of the simulated results. Only the points that are best by formula are simulated."""
+        """Return the Pareto set: the simulated points that no other point beats in both speed per user and cost.
+
+        A point is a configuration at one load. Only the points that are best by formula are simulated.
+        """
         points = self._frontier(candidates)
         found: list[ParetoPoint] = []
         for number, (candidate, index) in enumerate(points, 1):

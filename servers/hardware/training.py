@@ -145,10 +145,10 @@ def fits_memory(training: TrainingSetup) -> bool:
 
 
 def predict_memory(training: TrainingSetup) -> TrainingMemory:
-    """Return the predicted memory on a GPU of the first pipeline stage.
+    """Return the predicted memory on a GPU of the first pipeline stage, which needs the most memory.
 
-    This stage stores the activations of `pipeline` micro-batches. As in arXiv 2205.05198, the embedding and the output
-    head are not counted.
+    This stage stores the activations of `pipeline` micro-batches at the same time. As in arXiv 2205.05198, the
+    embedding and the output head are not counted.
     """
     model = training.model
     parameters = model.layer_parameters / (training.tensor * training.pipeline)

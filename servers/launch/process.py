@@ -368,7 +368,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def group_members(pid: int) -> tuple[int, ...]:
-    """Return the ids of the running processes in the group that `pid` leads, including `pid`."""
+    """Return the ids of the running processes in the process group that the process `pid` leads, including `pid`."""
     members: list[int] = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():

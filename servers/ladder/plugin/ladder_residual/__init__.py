@@ -1,4 +1,4 @@
-"""A vLLM plugin for the ladder architecture (https://docs.vllm.ai, "Plugin System").
+"""A vLLM plugin that adds the ladder architecture to vLLM (https://docs.vllm.ai, "Plugin System").
 
 Every process of the engine calls `register`.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import select
+import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,15 +129,16 @@ def listening(process: subprocess.Popen[str]) -> list[Any]:
 
 
 def a_worker(folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it looks for its master."""
-    process = start(folder, "--master", "127.0.0.1:9", command="worker")
-    try:
-        wait_for(lambda: len(psutil.Process(process.pid).children()) > 0, process)
-        time.sleep(1.5)
-        assert not listening(process)
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    """Once it has connected to its master, which does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        process = start(folder, "--master", f"127.0.0.1:{master.getsockname()[1]}", command="worker")
+        try:
+            wait_for(lambda: bool(select.select([master], [], [], 0)[0]), process)
+            master.close()
+            assert not listening(process)
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
 
 
 def our_metrics(folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:

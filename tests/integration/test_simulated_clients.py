@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,11 +13,10 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import Running, running
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # pydantic's, about a namespace that the old client uses
-    import text_generation
-    from text_generation.errors import OverloadedError, ValidationError
+if TYPE_CHECKING:
+    import openai
 
+pytestmark = pytest.mark.xdist_group("clients")  # importing the clients takes a second, so one process does it
 # Of text-generation 0.7.0, which calls pydantic the old way.
 old_client = pytest.mark.filterwarnings("ignore:The `(dict|parse_obj)` method is deprecated")
 
@@ -31,10 +30,26 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
         yield started
 
 
+def open_client(url: str) -> openai.OpenAI:
+    """Return the OpenAI client as anybody would make it, for the routes below `url`."""
+    import openai
+
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def text_generation() -> Any:
+    """The package of that name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydantic's, about a namespace that the old client uses
+        import text_generation
+    return text_generation
+
+
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    """The OpenAI client as anybody would make it."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+    """The OpenAI client of one of these servers."""
+    with open_client(f"{server.url}/v1") as made:
         yield made
 
 
@@ -91,7 +106,7 @@ def vllm() -> Iterator[openai.OpenAI]:
     """The OpenAI client of a simulated vLLM, the one with the Responses API."""
     with (
         running(SimulatedConfig(server="vllm", model="m", ttft_s=0.005, itl_s=0.0005)) as started,
-        openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0) as made,
+        open_client(f"{started.url}/v1") as made,
     ):
         yield made
 
@@ -119,10 +134,12 @@ def test_openai_responses_streamed(vllm: openai.OpenAI) -> None:
 
 def test_openai_sees_errors_as_errors() -> None:
     """A prompt that does not fit is an error of the class that the status stands for."""
+    import openai
+
     for name, error in (("vllm", openai.BadRequestError), ("tgi", openai.UnprocessableEntityError)):
         with (
             running(SimulatedConfig(server=name, model="m", max_model_len=64, ttft_s=0)) as started,
-            openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0) as client,
+            open_client(f"{started.url}/v1") as client,
             pytest.raises(error),
         ):
             client.completions.create(model="m", prompt="word " * 100, max_tokens=8)
@@ -137,7 +154,7 @@ def tgi() -> Iterator[Running]:
 
 
 @old_client
-def test_text_generation_whole(tgi: Running) -> None:
+def test_text_generation_whole(tgi: Running, text_generation: Any) -> None:
     """The synchronous client gets details with one entry per token."""
     answer = text_generation.Client(tgi.url).generate("hello world", max_new_tokens=6)
     assert answer.details.generated_tokens == 6
@@ -146,7 +163,7 @@ def test_text_generation_whole(tgi: Running) -> None:
 
 
 @old_client
-async def test_text_generation_streamed(tgi: Running) -> None:
+async def test_text_generation_streamed(tgi: Running, text_generation: Any) -> None:
     """The asynchronous client gets one response per token, and the whole text with the last."""
     stream = text_generation.AsyncClient(tgi.url).generate_stream("hello world", max_new_tokens=6)
     responses = [response async for response in stream]
@@ -157,24 +174,24 @@ async def test_text_generation_streamed(tgi: Running) -> None:
 
 
 @old_client
-def test_text_generation_sees_refusals(tgi: Running) -> None:
+def test_text_generation_sees_refusals(tgi: Running, text_generation: Any) -> None:
     """A prompt over the limit is a validation error in TGI's words, in the stream too."""
     client = text_generation.Client(tgi.url)
-    with pytest.raises(ValidationError, match="must be <= 128"):
+    with pytest.raises(text_generation.errors.ValidationError, match="must be <= 128"):
         client.generate("word " * 150, max_new_tokens=6)
-    with pytest.raises(ValidationError, match="must be <= 128"):
+    with pytest.raises(text_generation.errors.ValidationError, match="must be <= 128"):
         list(client.generate_stream("word " * 150, max_new_tokens=6))
 
 
 @old_client
-async def test_text_generation_sees_overload() -> None:
+async def test_text_generation_sees_overload(text_generation: Any) -> None:
     """The third of three requests at a time is refused: 200 and an error event."""
     with running(SimulatedConfig(server="tgi", ttft_s=0.005, itl_s=0.3, max_concurrent_requests=2)) as slow:
         client = text_generation.AsyncClient(slow.url)
         first, second = (client.generate_stream("a", max_new_tokens=10) for _ in range(2))
         await anext(first)
         await anext(second)
-        with pytest.raises(OverloadedError):
+        with pytest.raises(text_generation.errors.OverloadedError):
             await anext(client.generate_stream("a", max_new_tokens=1))
         assert len([response async for response in first]) + len([response async for response in second]) == 18
 
@@ -195,7 +212,7 @@ METRICS = {
 def test_metrics_count_what_happened(name: str) -> None:
     """An independent parser reads the page, and its totals are those of the answers."""
     config = SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)
-    with running(config) as started, openai.OpenAI(base_url=f"{started.url}/v1", api_key="none") as client:
+    with running(config) as started, open_client(f"{started.url}/v1") as client:
         for length in (3, 4, 5):
             client.completions.create(model="m", prompt="hello", max_tokens=length)
         page = client.with_options(base_url=started.url).get("/metrics", cast_to=str)

@@ -51,6 +51,9 @@ def run_of(server: Twin, **plan: Any) -> Run:
     return run_in_memory(Plan(**asked), ServerModel(twin=server))
 
 
+pytestmark = pytest.mark.xdist_group("fitted twins")  # the fits take a second, so one process makes them
+
+
 @pytest.fixture(scope="module")
 def cpu() -> Twin:
     """A server on hardware that nobody describes, with a budget of 2048 tokens a step."""

@@ -149,7 +149,7 @@ def test_a_users_own_gpu(tmp_path: Path) -> None:
 )
 def test_settings_of_an_engine_that_make_requests_wait(framework: str, options: list[str]) -> None:
     """The TTFT grows with each of them."""
-    base = ["--framework", framework, "--output", "512", "--in-flight", "8", "--spread", "0.1"]
+    base = ["--framework", framework, "--output", "128", "--in-flight", "8", "--spread", "0.1"]
     free, waiting = (found(*base, *more)["expected"]["ttft_s"] for more in ([], options))
     assert waiting > 1.3 * free
 

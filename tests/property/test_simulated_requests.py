@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from loadgen.servers.backends import simulated_backends, simulated_versions
@@ -67,7 +67,6 @@ VERSIONS += [(server, version) for server, versions in simulated_versions().item
 ROUTES = [(*kind, path) for kind in VERSIONS for path in find_protocol(*kind).generate]
 
 
-@settings(max_examples=200)
 @given(body=BODIES | st.tuples(LIKELY, BODIES).map(lambda pair: pair[0] | pair[1]), stop_after=st.none() | st.just(2))
 def test_every_body_is_answered_or_refused(body: dict[str, Any], stop_after: int | None) -> None:
     """Any JSON object becomes, on every route of every server, an answer that fits the context, whose events are well

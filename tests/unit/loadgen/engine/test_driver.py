@@ -388,7 +388,9 @@ async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None
     recorder.watch(set())
     assert (recorder.counts.streaming, recorder.counts.tokens) == (0, 1)  # of what has ended nothing is forgotten
     exchange.sizes.clear()
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while not idle.called:
+            await asyncio.sleep(0.001)
     assert [record.id for record in held.records] == [0, 1, 2, 3]
     assert (stamps.asked, failures) == (3, [])
     idle.assert_called_once()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,6 +24,11 @@ LOAD = "Load"
 TRAINING = "Training"
 HYPOTHETICAL = "Hypothetical GPU"
 """Headings of options in the help."""
+TRAINING_ONLY = (
+    *("batch", "sequence", "micro_batch", "interleave", "recomputation", "sequence_parallel", "flash", "zero"),
+    *("offload", "lora", "qlora"),
+)
+"""Names of the options under the heading Training, except --training."""
 NO_P2P = "NVLink 4 without P2P"
 PCIE_NO_P2P = "PCIe without P2P"
 
@@ -277,6 +282,7 @@ def _serving(options: LimitsOptions) -> Any:
     from loadgen.servers.hardware.throughput_model import EngineSettings, Load
     from loadgen.servers.simulated.closed_loop import expected_times
 
+    _check_serving(options)
     if options.prefill_workers:
         _check_prefill_workers(options)
     deployment = _deployment(options)
@@ -327,6 +333,15 @@ def _check_prefill_workers(options: LimitsOptions) -> None:
             "--seconds": options.seconds is not None,
         }
     )
+
+
+def _check_serving(options: LimitsOptions) -> None:
+    """Raise PlanError if an option of training is set without --training."""
+    defaults = {field.name: field.default for field in fields(LimitsOptions)}
+    for name in TRAINING_ONLY:
+        if getattr(options, name) != defaults[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise PlanError(f"{option} has no effect without --training", f"Leave {option} out, or add --training.")
 
 
 def _check_training(options: LimitsOptions) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +104,7 @@ def ui(
     if headless:
         words += ["--headless", "--only-summary", "--stop-timeout", str(STOP_TIMEOUT_S)]
     else:
+        _check_port(host, port)
         words += ["--web-host", host, "--web-port", str(port)]
     if run_time_s is not None:
         words += ["--run-time", str(max(1, round(run_time_s)))]
@@ -175,6 +178,20 @@ def _check_locustfile(file: Path | None) -> None:
         open_input(file, pipes=False).close()
     except OSError as error:
         raise PlanError(f"cannot read {file}: {error.strerror}", "Name a Python file.") from None
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise PlanError if the page cannot listen at this address, for example because another program does.
+
+    Without this check, Locust prints a traceback and waits for the page.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError) as error:
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else str(error)  # errors of a name lookup have negative numbers
+        raise PlanError(f"the page cannot listen on port {port} of {host}: {reason}", "Name another --port.") from None
 
 
 def _run_locust(arguments: list[str], plan_settings: Mapping[str, Any], *, quiet: bool) -> LocustSession:

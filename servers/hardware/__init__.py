@@ -406,6 +406,8 @@ SETTING_FIGURES = {
     "link_bandwidth": "link to GPUs",
 }
 """Names that `--set` accepts, each with the figure of a Change (technology.py) that has the same meaning."""
+MAX_CHANGE = 1000
+"""Largest factor by which `--set` may change a figure."""
 _VARIANT_SUFFIX = re.compile(
     r"^meta-(?=llama)|[-_](instruct|thinking|chat|hf|it|base|(?<!deepseek-)v\d\.\d|fp8|nvfp4|fp4|mxfp4|awq|\d{4})\b",
     re.IGNORECASE,
@@ -444,7 +446,9 @@ def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
             raise HardwareError(
                 f"cannot set {name!r}{suggestion}: choose one of {', '.join(known)}, such as memory=192GB"
             )
-        card = _with_setting(card, name, _parse_quantity(change, text))
+        value = _parse_quantity(change, text)
+        _check_magnitude(card, change, name, value)
+        card = _with_setting(card, name, value)
         figure = SETTING_FIGURES.get(name)
         listed = (
             replace(known, after=text, reason=f"--set {change}") if known.figure == figure else known
@@ -452,6 +456,31 @@ def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
         )
         card = replace(card, changes=tuple(listed))
     return card
+
+
+def _check_magnitude(card: Gpu, change: str, name: str, value: float) -> None:
+    """Raise HardwareError if a value is more than MAX_CHANGE times as large or as small as that of the GPU.
+
+    Such a value has the wrong unit or none. A bandwidth of 8 B/s, for example, would also make the replay of a load
+    run for hours.
+    """
+    special = {"compute": (card.flops_per_s, "FLOP/s"), "link_bandwidth": (2 * card.link.bytes_per_s, "B/s")}
+    if name in special:
+        old, unit = special[name]
+    else:
+        attribute, unit = GPU_SETTINGS[name]
+        old = getattr(card, attribute)
+    if old and not old / MAX_CHANGE <= value <= old * MAX_CHANGE:
+        raise HardwareError(
+            f"{change}: {_quantity(value, unit)} is more than {MAX_CHANGE:,} times away from the "
+            f"{_quantity(old, unit)} of {card.name}; write the unit, such as memory_bandwidth=8TB/s"
+        )
+
+
+def _quantity(value: float, unit: str) -> str:
+    """Return a value with its unit and the largest prefix that fits, such as `3.35 TB/s`."""
+    prefix = next((name for name in ("P", "T", "G", "M") if unit and value >= _PREFIXES[name]), "")
+    return f"{value / _PREFIXES[prefix]:.3g} {prefix}{unit}".rstrip()
 
 
 def _parse_quantity(change: str, text: str) -> float:

@@ -76,6 +76,10 @@ def test_text_is_for_people() -> None:
         (["--framework", "vlm"], "unknown framework 'vlm' (did you mean vLLM?)"),
         (["--architecture", "stairs"], "unknown architecture 'stairs': choose one of standard, parallel"),
         (["--set", "bandwidth=8TB/s"], "cannot set 'bandwidth' (did you mean link_bandwidth"),
+        (["--set", "memory_bandwidth=8"], "8 B/s is more than 1,000 times away from the 3.35 TB/s of H100 SXM"),
+        (["--set", "sms=1e6"], "1e+06 is more than 1,000 times away from the 132 of H100 SXM"),
+        (["--set", "compute=2"], "2 FLOP/s is more than"),
+        (["--batch", "8"], "--batch has no effect without --training"),
         (["--set", "memory=lots"], "memory=lots: write a positive number with its unit"),
         (
             ["--model", "llama-3-70b"],

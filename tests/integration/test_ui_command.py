@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_what_cannot_be_run_is_told_before_anything_starts(
     code, _, err = in_process(tmp_path, "ui", "--server", "vllm", "--headless", "--out", "run", *arguments)
     assert (code, said in err) == (2, True), err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_port_that_is_in_use_is_a_sentence(tmp_path: Path) -> None:
+    """Exit code 2 before Locust starts, and no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, _, err = in_process(tmp_path, "ui", "--server", "vllm", "--simulated", "--port", str(port))
+    assert code == 2
+    assert err == (
+        f"loadgen: the page cannot listen on port {port} of 127.0.0.1: Address already in use\n  Name another --port.\n"
+    )
 
 
 def test_without_a_server_it_ends(tmp_path: Path) -> None:

@@ -403,9 +403,9 @@ def _truncated_inputs(run: Run, frame: Frame) -> summary.TruncatedInputs | None:
 
 
 def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
-    """Return the number of responses in `rows` and their mean reported and requested lengths.
+    """Return the number of the responses that the mask `rows` selects, and their mean reported and requested lengths.
 
-    `why` is the reason why these responses differ from the requested length. Return None if `rows` selects no response.
+    `why` is the reason why these responses do not have the requested length. Return None if no response is selected.
     """
     if not rows.any():
         return None

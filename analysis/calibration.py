@@ -193,8 +193,9 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
     """Return a sentence with the highest event rate at which TTFT is exact.
 
-    TTFT is exact if the p99 of its error is below 1 ms. `fastest` is the comparison at this rate, or None if TTFT was
-    exact at no rate. `limited_by` is the reason why the search for the rate ended: `client`, `server` or `time`.
+    TTFT is exact if the p99 of its error is below 1 ms. `fastest` is the comparison at the highest rate for which this
+    is true, or None if there is no such rate. `limited_by` says why no higher rate was found: because of the `client`,
+    the `server`, or the `time`.
     """
     error = duration(EXACT_TTFT_ERROR_S)
     if fastest is None:

@@ -194,10 +194,11 @@ def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[
 
 
 def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
-    """Return the levels of load at which canaries were answered: 0, 1 to 4, 5 to 16 requests in flight, and so on.
+    """Return the levels of load at which canaries (test prompts) were answered.
 
-    The arguments have one element per answer. `loads` contains the number of requests in flight, `kinds` the result of
-    the comparison, and `numbers` the number of the canary (the test prompt).
+    The load is the number of requests in flight. The levels are 0, 1 to 4, 5 to 16, and so on. The arguments have one
+    element per answer. `loads` contains the load, `kinds` the result of the comparison, and `numbers` the number of the
+    canary.
     """
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):

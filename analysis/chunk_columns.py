@@ -143,9 +143,9 @@ class OrderStatistics:
         """Number of samples by their most significant digit, after the first search."""
 
     def with_zeros(self, zeros: int) -> OrderStatistics:
-        """Return the statistics of the same samples and of `zeros` additional samples with the value 0.
+        """Return statistics of the same samples together with `zeros` additional samples of the value 0.
 
-        The result reuses what the first pass over the samples has counted, which saves this pass.
+        The first pass over the samples has counted the values of their first digit. The result reuses these counts.
         """
         if self._first_counts is None:
             self._counts(np.zeros(1, np.int64), self._bits, _digit_bits(self._bits, groups=1))

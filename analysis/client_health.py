@@ -186,8 +186,8 @@ def reasons(
 def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
     """Return an explanation of each exceeded limit, by the name of the health figure.
 
-    The explanation includes the cause if other health figures reveal the cause. `causes` are texts that explain why
-    this machine could not send some requests.
+    If other health figures reveal the cause, the explanation includes the cause. Some requests may not have been sent
+    because of a limit of this machine. `causes` are texts that explain these failures.
     """
     meanings = {limit.figure: limit.meaning for limit in exceeded}
     if "retransmit_share" in meanings and not health.out_of_order_share:

@@ -344,9 +344,7 @@ class Frame(msgspec.Struct, frozen=True):
         return float((tokens * received / np.maximum(self.arrived_tokens, 1)).sum())
 
     def _all_outside(self) -> Booleans:
-        """Return a mask of the rows without chunks in the window: all chunks arrived before it, or all arrived after
-        it.
-        """
+        """Return a mask of the rows whose chunks all arrived before the window, or all arrived after it."""
         assert self.window is not None
         return (self.last_ns < self.window.from_ns) | (self.first_ns > self.window.to_ns)
 
@@ -426,10 +424,10 @@ class Frame(msgspec.Struct, frozen=True):
         return blocks(self.offsets)
 
     def chunk_blocks(self, selected: Booleans) -> Iterator[tuple[Integers, Integers, Floats, NDArray[Any]]]:
-        """Yield the chunks of the rows that a mask selects, block by block.
+        """Yield the chunks of the rows that the mask `selected` selects, block by block.
 
-        Each block consists of the indices of its rows, the number of chunks of each row, and the arrival time in ns and
-        the tokens of each chunk. A row without chunks must not be selected.
+        Each block consists of four arrays: the indices of its rows, the number of chunks of each row, the arrival time
+        of each chunk in ns, and the number of tokens in each chunk. A row without chunks must not be selected.
         """
         if not selected.any():
             return
@@ -467,10 +465,11 @@ def offsets_of(counts: Integers) -> Integers:
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
-    """Divide the rows into blocks, and yield two slices per block: its rows, and their entries in a flat array.
+    """Divide the rows into blocks, and yield two slices per block.
 
-    Each block has about ENTRIES_PER_BLOCK entries, so the temporary arrays of a computation are much smaller than the
-    flat array.
+    The entries of all rows are in one flat array, and `offsets` contains the index of each row's first entry. The first
+    slice selects the rows of the block, and the second selects their entries. A block has about ENTRIES_PER_BLOCK
+    entries, so the temporary arrays of a computation are much smaller than the flat array.
     """
     starts = np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK))
     starts = starts[np.diff(starts, prepend=-1) > 0]  # np.unique would import masked arrays, which takes 20 ms

@@ -23,7 +23,10 @@ OTHER_COLUMNS = ("chunk_ns", "chunk_tokens", "offsets")
 
 
 def class_indices(ids: Integers, traffic: Sequence[TrafficFacts]) -> NDArray[np.intp]:
-    """Return the index of each request's class of traffic, from the ids of the requests."""
+    """Return, for each request, the index of its class of traffic in `traffic`.
+
+    The id of a request determines its class, because each class has a separate range of ids.
+    """
     first_ids = np.array([facts.first_id for facts in traffic])
     numbers = np.where(ids >= 0, ids, -1 - ids)
     return np.maximum(np.searchsorted(first_ids, numbers, "right") - 1, 0)

@@ -98,8 +98,9 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
     """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
 
-    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
-    points, evenly spaced by rank. The curve ends below 1 if some requests are not complete.
+    `ordered` contains the bound scales of all requests in ascending order. The bound scale of a request is the smallest
+    x at which the request is good (see `bound_scale`). The curve has at most MAX_POINTS points, evenly spaced by rank.
+    It ends below 1 if some requests are not complete, because these are never good.
     """
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))

@@ -274,9 +274,9 @@ def _deployment(hardware: _Hardware, server: str) -> Deployment:
 
 
 def _mean_in_flight(frame: Frame, begin_ns: Floats) -> float:
-    """Return the mean number of requests in flight over the window.
+    """Return the mean number of requests in flight over the measurement window.
 
-    A request counts as in flight from its `begin_ns` to its end.
+    `begin_ns` contains a time for each request. The request counts as in flight from this time to its end.
     """
     import numpy as np
 

@@ -343,8 +343,8 @@ def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> Table
 def _common_cell(cells: Sequence[TableCell], noun: str) -> TableCell:
     """Return one cell for a group of runs. `cells` contains the cell of each run.
 
-    If all these cells are equal, return this cell. Otherwise return a cell with the number of different cells, followed
-    by `noun`.
+    If all these cells are equal, return the first one. Otherwise return a cell that states how many different cells
+    there are, such as `3 loads` if `noun` is `loads`.
     """
     different = {(cell.full_text or cell.text, cell.note) for cell in cells}
     return cells[0] if len(different) == 1 else TableCell(f"{len(different)} {noun}")

@@ -83,10 +83,10 @@ def _middle(main: Path) -> int | None:
 
 
 def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
-    """Read both halves of a run file at the same time.
+    """Read both halves of a run file at the same time. `middle` is the byte offset of the second half.
 
-    Return None if a request occurs twice, or if the second process failed. One process must then read the file, because
-    only the first Record of a request counts.
+    Return None if a request occurs twice, or if the second process failed. One process must then read the whole file.
+    Only the first Record of a request counts, and one half does not show which requests the other half contains.
     """
     with ChildProcess(lambda: _read_half(main, (middle, None))) as second_half:
         builder, run = _read_half(main, (0, middle))

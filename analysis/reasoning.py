@@ -35,7 +35,7 @@ class Phase(NamedTuple):
 
     @property
     def tpot_ns(self) -> Floats:
-        """The time per token after the first chunk of the phase. NaN for a phase without further tokens."""
+        """The time per token in the phase, without its first chunk. NaN for a phase with no tokens after this chunk."""
         later = self.tokens - self.first_tokens
         return self.duration_ns / np.where(later > 0, later, np.nan)
 

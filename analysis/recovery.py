@@ -108,7 +108,10 @@ def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> li
 
 
 def _reason_unknown(figures: Sequence[_Figure], started: Sequence[CommandRecord], index: int) -> str:
-    """Return the reason why no figure could be judged after a command, so that the effect of the command is unknown."""
+    """Return the reason why the effect of a command is unknown: no figure could be judged after it.
+
+    `started` are the commands of the run, and `index` is the number of this command.
+    """
     if not figures:
         return f"the load has at most {MIN_NORMAL} time windows of {MIN_WINDOW_S:g} s and {MIN_REQUESTS} requests"
     if not _windows_after(figures[0].series, started, index):
@@ -240,10 +243,11 @@ def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[Recov
 
 
 def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> tuple[RecoveredFigure, int | None]:
-    """Return how one figure recovered after a command, and the index of the first window with a normal value.
+    """Return how one figure recovered after a command, and the index of the first window with normal values again.
 
-    `windows` contains the indices of the windows with a value after the command. A value beyond `limit` is not normal.
-    If the figure did not recover, the second result is None.
+    The command ran at `at_s` seconds. `windows` contains the indices of the time windows after the command that have a
+    value. A value beyond `limit` is not normal. If the figure did not recover, the second result is None. If it was
+    never disturbed, the second result is the first of `windows`.
     """
     values = figure.series.values[windows]
     outside = values > limit if figure.direction == "lower" else values < limit

@@ -27,7 +27,11 @@ of the latency plus LONGER_S seconds. The seconds are needed because TGI and TEI
 
 
 def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
-    """Divide the latency into parts with the times that the server states. Return None without --server-timing."""
+    """Divide the latency of the requests into parts, such as the time in the server's queue.
+
+    The latency is TTFT, or E2E if the server states only the time of the whole inference. The parts are the times that
+    the server states, the round trip of the network, and the remainder. Return None without --server-timing.
+    """
     if not run.header.plan.get("server_timing"):
         return None
     samples = [sample.values for sample in run.telemetry if sample.source == "client"]

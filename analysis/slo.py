@@ -213,9 +213,10 @@ def _missing_text(objective: Objective) -> str:
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
-    """Store in `verdict` the time window in which the figure of a failed objective began to miss its bound.
+    """Store in `verdict` when the figure of a failed objective began to miss its bound.
 
-    Nothing is stored if the run is too short for time windows, or if the figure missed the bound from the beginning.
+    This is a time window of the run. Nothing is stored if the run is too short for time windows, or if the figure
+    missed the bound from the beginning.
     """
     if objective.figure not in (*LATENCIES, *RATES):
         return

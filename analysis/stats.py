@@ -604,20 +604,22 @@ def _cv(gaps_s: Floats) -> float | None:
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Return the `share`-quantile of the read delays in seconds, or None if there are no delays.
+    """Return a quantile of the read delays in seconds, or None if there are no delays.
 
-    A read delay is the time between the arrival of bytes and their read. `counts` is a histogram of the delays with
-    four buckets per factor of two. The result is the upper end of a bucket, so it is up to 19% too large.
+    A read delay is the time between the arrival of bytes and their read. `share` is the quantile, such as 0.99.
+    `counts` is a histogram of the delays with four ranges per factor of two. The result is the upper end of a range, so
+    it may be up to 19% too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
 
 
 def ring_difference_s(counts: Counter[int], share: float) -> float | None:
-    """Return the `share`-quantile of the differences between packet ring and socket timestamps, in seconds.
+    """Return a quantile of the differences between packet ring timestamps and socket timestamps, in seconds.
 
-    `counts` is a histogram whose keys are the bit lengths of the differences in ns. The result is the upper end of the
-    bucket that contains the quantile, or None if `counts` is empty.
+    `share` is the quantile, such as 0.99. `counts` is a histogram whose keys are the bit lengths of the differences in
+    ns, so each key stands for a range of differences. The result is the upper end of the range that contains the
+    quantile, or None if `counts` is empty.
     """
     bits = _quantile_bucket(counts, share)
     return None if bits is None else round_to_ns(math.exp2(bits) * 1e-9)

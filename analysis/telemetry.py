@@ -414,8 +414,8 @@ def _comparison_obstacle(
 ) -> str:
     """Return the reason why the server's counters cannot be compared with the client's counts.
 
-    The result is an empty string if they can be compared. `valid` contains the readings of `all_readings` that
-    succeeded, and `first` is the reading from before the run.
+    The result is an empty string if they can be compared. `all_readings` are the readings of the server, and `valid`
+    contains those that succeeded. `first` is the reading from before the run, or None if there is no such reading.
     """
     gaps = [reading.gap for reading in all_readings if reading.gap] or ["none was taken"]
     if first is None:
@@ -433,9 +433,10 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
     """Return the growth of a counter over the readings `valid`, and the number of its resets.
 
     The growth is None if no reading has the counter. A counter that is missing in the first reading starts at 0,
-    because servers publish some counters only after their first event. If the readings contain the counters of several
-    replicas, the growth is computed per replica and added, so that the growth of one replica does not hide the restart
-    of another.
+    because servers publish some counters only after their first event.
+
+    If the readings contain the counters of several replicas, the growth is computed for each replica, and the sum is
+    returned. Otherwise, the growth of one replica could hide the restart of another.
     """
     urls = dict.fromkeys(replica.get("url", "") for reading in valid for replica in reading.values.get("replicas", ()))
     if not urls:

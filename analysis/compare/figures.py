@@ -133,10 +133,10 @@ class ComparedFigure:
         return (self.effect > 0) == (self.direction == "lower") and self.effect != 0
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the confidence interval of `effect`.
+        """Return the confidence interval of `effect` (the difference between A and B).
 
-        The half-width is `min(t * error, variation_bound + t * sampling_error)`, where `t` is the quantile of Student's
-        t for this confidence.
+        Half of its width is `min(t * error, variation_bound + t * sampling_error)`, where `t` is the quantile of
+        Student's t for this confidence. `variation_bound` is the maximum plausible variation between runs.
         """
         low, high = confidence_interval(self.effect, self.error, self.degrees_of_freedom, confidence)
         reach = self.variation_bound

@@ -139,10 +139,10 @@ def _judge_gate(gate: Gate, row: ComparedFigure, error_rate: float, invalid: str
 
 
 def _untested(gate: Gate, row: ComparedFigure, observed: float | None, invalid: str) -> GateResult:
-    """Return the result for a figure that was not tested.
+    """Return the result of a gate (a condition of --fail-if) whose figure was not tested.
 
-    The gate passes if the runs are valid and the observed difference is within the bound. Otherwise the gate is
-    inconclusive.
+    `invalid` is the reason why the runs are not valid, or "" for valid runs. The gate passes if the runs are valid and
+    the `observed` difference is within the bound. Otherwise the gate is inconclusive.
     """
     passed = observed is not None and observed <= gate.bound and not invalid
     text = (
@@ -162,8 +162,8 @@ def _result(
 ) -> GateResult:
     """Return the result of a gate (a condition of --fail-if), given its verdict.
 
-    `worse_by` contains the observed difference and its lower and upper confidence limits. The confidence of each limit
-    is `1 - error_rate`.
+    `row` is the compared figure. `worse_by` contains three differences: the observed one, and its lower and its upper
+    confidence limit. The confidence of each limit is `1 - error_rate`.
     """
     observed, low, high = worse_by
     marginal = low <= gate.bound < high

@@ -269,9 +269,10 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
 
 
 def _change_of_pace(values: Floats) -> Floats:
-    """Return the step function with a single step that fits the values best, as an array of the same length.
+    """Return the step function with a single step that fits `values` best, as an array of the same length.
 
-    If the fit explains less than EXPLAINED of the variance, every element of the result is the mean of the values.
+    If this function explains less than the share EXPLAINED of the variance of `values`, every element of the result is
+    their mean.
     """
     fits = [np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES)]
     residuals = [float(np.square(values - fit).sum()) for fit in fits]

@@ -438,9 +438,10 @@ def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
 
 
 def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
-    """Merge the memory use of the runs of a cell.
+    """Merge the memory use of the runs of a cell. `memories` contains the memory use of each run.
 
-    Processes are matched by their position in the list of a run, because process ids change when a server restarts.
+    A process has another id after a restart of the server. The processes of two runs are therefore matched by their
+    position in the list of each run.
     """
     if not memories:
         return CellMemory()

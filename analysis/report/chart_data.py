@@ -269,10 +269,15 @@ def _bins_of(instants: Floats, first_ns: float, bin_ns: float) -> Integers:
 def latency_series(frame: Frame) -> dict[str, Any] | None:
     """Return p50 and p99 of TTFT, TPOT and E2E, and the failed and rejected requests per second, over time.
 
-    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. A TTFT belongs to the interval in which
-    the first token arrived, a TPOT to the interval in which the last token arrived, and an E2E to the interval in which
-    the response ended. `incomplete_s` contains the times at which incomplete requests ended. If there are more than
-    FAILURE_MARKS_MAX of these times, an evenly spaced selection is returned. Return None if no request ended.
+    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. Each latency belongs to the interval in
+    which it was complete:
+
+    - TTFT: when the first token arrived.
+    - TPOT: when the last token arrived.
+    - E2E: when the response ended.
+
+    `incomplete_s` contains the times at which incomplete requests ended, or an evenly spaced selection of
+    FAILURE_MARKS_MAX times if there are more. Return None if no request ended.
     """
     grid = _time_grid(frame)
     if not grid:

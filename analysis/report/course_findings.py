@@ -60,9 +60,9 @@ def course_marks(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _groups(course: RunCourse) -> list[list[FigureChange]]:
-    """Divide the level changes of all figures into groups of changes that happened at about the same time.
+    """Divide the level changes of all figures into groups. The changes of a group happened at about the same time.
 
-    The changes of a group often have one cause.
+    Such changes often have one cause.
     """
     groups: list[list[FigureChange]] = []
     for change in course.changes:

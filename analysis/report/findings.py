@@ -437,10 +437,10 @@ def _truncated_inputs(summary: Summary, truncated: TruncatedInputs) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Return clauses on the output lengths: how many responses ended early or were too long, their mean length and the
-    reason.
+    """Return clauses on the output lengths of complete responses.
 
-    If only chunks were counted, the text says that the output lengths are unknown.
+    The clauses say how many responses ended early or were too long, their mean length, and the reason. If only chunks
+    were counted, the text says that the output lengths are unknown.
     """
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
@@ -840,11 +840,14 @@ def network_finding(summary: Summary) -> Finding | None:
 
 
 def server_timing_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the times that the server states (--server-timing), or None without this option.
+    """Return a finding on the times that the server states (--server-timing).
 
-    The finding is a warning in three cases: the server states no times, many of the stated times are longer than the
-    measured latency, or much of the latency is spent outside the server's queue and prefill. In a burst, the last case
-    is only a note. The result is also None if no request is complete.
+    Return None without this option, and if no request is complete. The finding is a warning in three cases, otherwise a
+    note:
+
+    - The server states no times.
+    - Many of the stated times are longer than the measured latency.
+    - Much of the latency is spent outside the server's queue and prefill. In a burst, this is only a note.
     """
     timing = summary.server_timing
     if timing is None or not timing.complete:

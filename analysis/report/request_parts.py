@@ -33,9 +33,9 @@ def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] |
     A stall is a gap between chunks that is longer than STALL_FACTOR times the median gap of the run. Decode time is the
     E2E latency without TTFT and stalls.
 
-    `phases` contains the mean duration of each phase, from the server's own metrics (see
-    loadgen.analysis.telemetry.mean_phases). Return None if there are fewer than REQUESTS_MIN complete requests, or if
-    responses have no gaps.
+    `phases` contains the mean duration of each phase of a request, such as `prefill`, according to the server's
+    metrics. The result contains these durations too. Return None if there are fewer than REQUESTS_MIN complete
+    requests, or if responses have no gaps.
     """
     retained = frame.sampled & ~np.isnan(frame.first_ns) & ~np.isnan(frame.end_ns)
     median_gap_s = _median_gap_s(frame)

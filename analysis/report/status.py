@@ -94,9 +94,11 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     """Return a list with the chip that says how many objectives are met, failed or inconclusive.
 
-    The chip names the failed or inconclusive objectives, those missed by the largest factor first. The list is empty
-    without objectives. If a single run also has bounds on each request (--goodput), the label of the chip says that the
-    objectives judge the whole run.
+    The list is empty without objectives. The chip names the failed or inconclusive objectives, beginning with the one
+    that is missed by the largest factor.
+
+    A single run may also have bounds on each request (--goodput). The label of the chip then says that the objectives
+    judge the whole run.
     """
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:

@@ -355,7 +355,7 @@ class RunWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered lines to disk. On failure, set `error` and keep the unwritten bytes in the buffer."""
+        """Write the buffered lines to the file. If this fails, set `error` and keep the unwritten bytes buffered."""
         self.error = None
         try:
             while self._pending:
@@ -648,10 +648,10 @@ def _note_simulated(run: Run) -> None:
 
 
 def _checked(item: _Line) -> _Line:
-    """Return the decoded line unchanged.
+    """Return the decoded line `item` unchanged if its content is valid.
 
-    Raises one of DECODE_ERRORS if a Record does not have one token count per chunk, or if a telemetry value has a wrong
-    type.
+    Raises one of DECODE_ERRORS if a Record does not have one token count for each chunk, or if a telemetry value has a
+    wrong type.
     """
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a token count for each chunk")

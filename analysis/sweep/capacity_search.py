@@ -434,9 +434,11 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 
 
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
-    """Return the probability that the server violates a latency objective at the load of the run in `frame`.
+    """Return the probability that the server violates an objective on a latency at the load of the run in `frame`.
 
-    `rows` are the indices of the requests to use, in order of their due times."""
+    `rows` are the indices of the requests to use, in order of their due times. Their order matters, because the
+    latencies of consecutive requests are correlated.
+    """
     all_values, all_missed, all_samples = _per_request(objective, frame)
     values = all_values[rows]
     missed, samples = all_missed[rows], all_samples[rows]

@@ -106,10 +106,10 @@ class GrowthTest:
         self.verdict: Verdict = ""
 
     def add(self, at_s: float, sent: int, ended: int) -> Verdict:
-        """Add one observation and return the verdict so far.
+        """Add an observation that was made `at_s` seconds after the start of the run, and return the verdict so far.
 
-        `sent` and `ended` are the numbers of requests that had been sent and had ended `at_s` seconds after the start.
-        The verdict is `steady`, `grows`, or empty if the test has not decided yet.
+        `sent` is the number of requests sent until then, and `ended` is the number of those that ended. The verdict is
+        `steady`, `grows`, or empty if the test has not decided yet.
         """
         self._samples.append(FlightSample(at_s, sent - ended))
         while self._samples[0].at_s < at_s / 2:
@@ -143,9 +143,10 @@ class GrowthTest:
         )
 
     def _direction(self, growth: Growth) -> Verdict:
-        """Return what the growth suggests: `steady`, `grows`, or an empty string if it suggests neither.
+        """Return what the latest growth of the number of requests in flight suggests.
 
-        The result is not a verdict yet, because chance alone may explain it.
+        The result is `steady`, `grows`, or an empty string if the growth suggests neither. It is not a verdict yet,
+        because the growth may be due to chance.
         """
         if growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH:
             return "steady"

@@ -87,7 +87,7 @@ def estimate(levels: Sequence[PilotLevel]) -> float:
 
 
 def full_concurrency(levels: Sequence[PilotLevel]) -> float:
-    """Return the smallest concurrency at which a level of the pilot reached about the full throughput."""
+    """Return the smallest concurrency at which the throughput was at least FULL times the largest throughput."""
     full = full_rate(levels)
     return min(level.concurrency for level in levels if level.rate >= FULL * full)
 

@@ -697,7 +697,9 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     """Return the entries of one table in a user's TOML file. Raises HardwareError if the file is invalid."""
     try:
         content = read_toml(file)
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise HardwareError(f"{file}: {problem.strerror}") from None
+    except ValueError as problem:
         raise HardwareError(f"{file}: {problem}") from None
     unknown = sorted(content.keys() - {"gpus", "models"})
     if unknown:

@@ -21,7 +21,9 @@ def shape_of(path: Path) -> ModelShape:
     path = path if path.suffix == ".json" else path / "config.json"
     try:
         config = json.decode(read_settings(path).encode(), type=dict[str, Any])
-    except (OSError, ValueError, *DECODE_ERRORS) as problem:
+    except OSError as problem:
+        raise HardwareError(f"{path}: {problem.strerror}. Name a config.json, its folder, or a listed model.") from None
+    except (ValueError, *DECODE_ERRORS) as problem:
         raise HardwareError(f"{path}: {problem}") from None
     config |= config.get("text_config") or {}
     hidden = _first(config, "hidden_size", "n_embd", "d_model")

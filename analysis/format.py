@@ -204,7 +204,9 @@ def page_mark(summaries: Iterable[Summary]) -> str:
 
 
 def knows_speed(summary: Summary) -> bool:
-    """Return True if the speed of the server's clock is known. A gateway can hide the speed of a simulated server."""
+    """Return True if the speed of the server's clock relative to real time is known.
+
+    It is unknown if a gateway hides how fast the clock of a simulated server runs."""
     server = summary.server
     return not server.simulated or server.virtual or server.speed is not None
 

@@ -42,7 +42,7 @@ class GraphColumnsBuilder:
         self._roles: dict[str, int] = {}
 
     def add(self, row: int, record: Record) -> None:
-        """Add the Record in this row of the Frame. Records of other workloads are ignored."""
+        """Add the Record in this row of the Frame. A Record whose request is not part of a session graph is ignored."""
         if not (record.role or record.parents):
             return
         role = record.role if record.role in self._roles or len(self._roles) < ROLES_SHOWN else "other"

@@ -48,14 +48,12 @@ class StampError(msgspec.Struct, frozen=True):
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the maximum timestamp errors of tokens that were read alone, or None if they are unknown.
+    """Return the maximum error of the timestamp of a token that no other token of its response was read with.
 
-    A token was read alone if no other token of the response arrived in the same read. `health` contains the error of
-    the timestamp source (for example packet timestamps), and by how much the wall clock was stepped during the run. The
-    maximum error of a timestamp is the sum of the two.
-
-    If the error of the source is not known, the maximum error is the longest stall of the client's event loop. In this
-    case, it applies to every token, including tokens that were read together.
+    The error is the sum of two parts, both from `health`: the error of the timestamp source (for example packet
+    timestamps), and the time by which the wall clock was set forward or back during the run. For a source without a
+    known error, the result is the longest stall of the client's event loop, and applies to all tokens. Return None if
+    `health` contains neither.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
@@ -98,7 +96,7 @@ def max_ttft_errors_s(frame: Frame) -> Floats:
 
     The amount is 0 if the first token of the response was read alone. If it was read together with later tokens, it may
     have arrived at any time since the previous timestamp of the response. The amount is then the time since that
-    timestamp. Unlike the error bars, the amount may exceed the longest time for which the client did not read.
+    timestamp.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

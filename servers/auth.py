@@ -513,7 +513,7 @@ def _redact_json(text: str) -> str:
 def _is_key_file(name: str, value: str) -> bool:
     """Return True if `value` is the name of a file with a private key.
 
-    Such a file is the value of the option `--key`, whose name is `key`.
+    Only the option `--key` takes such a file. `name` is the name of an option without its dashes, such as `key`.
     """
     return name == "key" and (value.endswith((".pem", ".key")) or os.path.isfile(value))  # noqa: PTH113 - never raises
 

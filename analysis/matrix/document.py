@@ -651,9 +651,9 @@ class MatrixReport:
         return [*blocks, doc.Disclosure("Outcomes of requests", [outcomes])]
 
     def _order(self) -> list[Block]:
-        """Return the blocks on the order of the runs, on the server starts and on the plan.
+        """Return the blocks that state the order of the runs, the starts of the servers and the plan.
 
-        The blocks also explain how the order of the runs affects the confidence intervals.
+        The first block also explains how the order of the runs affects the confidence intervals.
         """
         summary = self.summary
         lines = [SWEPT_ONCE]

@@ -170,7 +170,7 @@ def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
 def sessions_in_flight(frame: Frame) -> dict[str, Any] | None:
     """Return the number of sessions in flight (`y`) over the time since the start of the run in s (`x`).
 
-    Return None unless the sessions of the run are graphs.
+    Return None unless the run has session graphs: sessions in which a request may wait for several earlier ones.
     """
     if frame.graphs is None:
         return None

@@ -104,7 +104,9 @@ def cards(summary: Summary) -> dict[str, Card]:
 
 
 def _cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards with the main figures at the top of the report, by short name, without failed objectives."""
+    """Return the cards with the main figures at the top of the report, by short name.
+
+    The cards do not show yet which objectives failed."""
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}

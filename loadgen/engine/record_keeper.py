@@ -73,13 +73,14 @@ class RecordKeeper:
             self._start()
 
     def end(self, notes: list[str], interrupts: Interrupts, on_wait: Callable[[], object] = lambda: None) -> list[Path]:
-        """Let the process compress the remaining files, and wait until it ends.
+        """Let the process of this keeper compress the remaining files of Records, and wait until it ends.
 
-        Return a list with the file of the figures of removed Records. The list is empty if no Records were removed.
+        If old Records were removed during the run, the returned list contains the file with their figures. Otherwise
+        the list is empty.
 
         `on_wait` is called at the beginning of the wait, and then every END_POLL_S seconds. A further interrupt ends
         the process at once, and so does a wait of more than END_LIMIT_S. If the process fails or is ended early, a
-        message is added to `notes`. No Record is lost in this case.
+        message is added to `notes`, and the remaining files stay uncompressed.
         """
         if self._process is None:
             return []

@@ -35,9 +35,10 @@ _RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """A fault and the requests that get the fault.
+    """A fault of a simulated server, and the requests that get the fault.
 
-    `at` is K in the notation `NAME@K`. None selects the default of the fault.
+    `at` is the number K of `NAME@K`. Its meaning depends on the fault: for example, `reset@12` resets the connection
+    after 12 tokens. Every fault has a default, which None selects.
     """
 
     name: str

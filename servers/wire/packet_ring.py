@@ -273,9 +273,9 @@ class TcpStreamTable:
         """Record the SYN-ACK of a connection, which contains the first sequence number of the server.
 
         `key` stands for the local port and the server's address. A later connection can have the same key, so this
-        method must decide to which stream the SYN-ACK belongs. It belongs to the current stream with this key if this
-        stream has no data, and if its connection was opened after the SYN-ACK arrived. Otherwise it belongs to the next
-        stream with this key.
+        method must decide to which stream the SYN-ACK belongs. It belongs to the current stream with this key if no
+        data of this stream has arrived, and if `connect` returned after the arrival of the SYN-ACK (`opened_ns`).
+        Otherwise it belongs to the next stream with this key.
         """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:

@@ -383,8 +383,8 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
     """
     ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
     placements_a, placements_b = _placements(a.values, ordered_b), _placements(b.values, ordered_a)
-    # A sum of whole numbers is exact: the share of a run compared with itself is one half, without a rounding error.
-    share = float(_twice_smaller(b.values, ordered_a).sum()) / (2 * len(ordered_a) * len(ordered_b))
+    # Equal samples have a share of exactly one half. The mean would have a rounding error.
+    share = 0.5 if np.array_equal(ordered_a, ordered_b) else float(placements_b.mean())
     own_error = math.sqrt(mean_variance(placements_a, a) + mean_variance(placements_b, b))
     one_sided_p = 0.0
     previous_cdf = 0.0
@@ -414,11 +414,6 @@ def _placements(values: Floats, ordered: Floats) -> Floats:
 
     Samples that equal the value count one half.
     """
-    return _twice_smaller(values, ordered) / 2 / len(ordered)
-
-
-def _twice_smaller(values: Floats, ordered: Floats) -> Integers:
-    """Return, for each value, twice the number of smaller samples in `ordered` plus the number of equal samples."""
     below = np.searchsorted(ordered, values, "left")
     up_to = np.searchsorted(ordered, values, "right")
-    return below + up_to
+    return (below + up_to) / 2 / len(ordered)

@@ -81,10 +81,13 @@ class PackedValues(Mapping[str, Any]):
         return repr(self.unpacked())
 
     def unpacked(self) -> dict[str, Any]:
-        """Return the values as a dict. This is faster than reading many of the values one by one."""
+        """Return the values as a dict, in their original order.
+
+        This is faster than reading many of the values one by one."""
         layout = self._layout
         values = dict(zip(layout.integers, layout.struct.unpack(self._integers), strict=True))
-        return values | dict(zip(layout.others, msgspec.json.decode(self._others), strict=True))
+        values |= zip(layout.others, msgspec.json.decode(self._others), strict=True)
+        return {name: values[name] for name in layout.names}
 
 
 def unpack_values(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -70,3 +70,9 @@ def test_samples_of_the_client_take_less_than_half_of_the_memory(tmp_path: Path)
     tracemalloc.stop()
     assert [line.values for line in run.telemetry if line.source == "client"] == as_dicts
     assert both_bytes - dict_bytes < dict_bytes / 2
+
+
+def test_the_order_of_the_values_is_kept() -> None:
+    """Exported tables list the values of a sample in the order of the run file."""
+    values = {"reads": 1, "late_counts": {"3": 1}, "simulated": True, "windows": 2}
+    assert list(unpack_values(pack_values(values)).items()) == list(values.items())

@@ -331,7 +331,8 @@ async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     """Several ends per turn of the loop for a long time: past BACKLOG as many are recorded as end."""
     held = RecordBuffer()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, LiveCounters(), PLAIN)
-    idle = recorder.on_idle = Mock()
+    waiting_when_idle: list[int] = []
+    recorder.on_idle = lambda: waiting_when_idle.append(len(recorder.ended))
     recorder.on_record = Mock()
     for turn in range(12_000 // at_once):
         for place in range(at_once):
@@ -343,7 +344,8 @@ async def test_what_has_ended_does_not_pile_up(at_once: int) -> None:
     while recorder.ended:
         await asyncio.sleep(0)
     assert [record.id for record in held.records] == list(range(12_000 // at_once * at_once))
-    idle.assert_called_once()
+    # A pause of the process may leave time to record everything before the end, too.
+    assert set(waiting_when_idle) == {0}
 
 
 @pytest.mark.parametrize(("under_way", "counted"), [(MANY_IN_FLIGHT, 8), (MANY_IN_FLIGHT + 1, 2)])

@@ -68,20 +68,14 @@ def notes(sizes: Mapping[str, str]) -> list[str]:
 def accuracy_lines(bounds: Labelled) -> list[str]:
     """Return one sentence per GPU that says how far predicted kernel durations are from measured durations.
 
-    The sentences cover the kernels of serving dense models, in all number formats together. For training and for
-    mixtures of experts, the only sentence says that their kernels are not validated.
+    For training and for mixtures of experts, the only sentence says that their kernels are not validated.
     """
-    from loadgen.servers.hardware.validation import describe, kernel_accuracies
+    from loadgen.servers.hardware.validation import describe
 
-    training = "forward" in _phases(bounds)
-    experts = any("expert" in kernel.kernel for item in bounds.values() for kernel in item.kernels)
-    if training or experts:
-        kernels = "training" if training else "mixtures of experts"
+    if not any(item.accuracy for item in bounds.values()):
+        kernels = "training" if "forward" in _phases(bounds) else "mixtures of experts"
         return [f"Accuracy: the kernels of {kernels} are not validated."]
-    return [
-        f"Accuracy on {name}, in all number formats together: {describe(kernel_accuracies(item.gpu))}."
-        for name, item in bounds.items()
-    ]
+    return [f"Accuracy on {name}: {describe(item.accuracy)}." for name, item in bounds.items()]
 
 
 def _phases(bounds: Labelled) -> list[str]:

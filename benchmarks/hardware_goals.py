@@ -210,7 +210,7 @@ def validation_rows() -> list[list[str]]:
         compared.setdefault(key, []).append((point, TRANSFER_SOURCES[key[0]]))
         measurements.setdefault(key, set()).add(f"TP {point.tp}, {point.case}")
     for point in kernel_points():
-        key = (KERNELS, point.gpu, "dense", point.quantity)
+        key = (KERNELS, point.gpu, "dense", f"{point.quantity} in {_format_of_kernel(point)}")
         compared.setdefault(key, []).append((point, point.source))
     for framework, point in speed_ups():
         key = (framework, point.gpu, "dense", SPEED_UP)
@@ -244,6 +244,11 @@ def _step_points() -> dict[tuple[str, ...], list[tuple[bench.Point, str]]]:
 def kernel_points() -> Points:
     """Return points of single GEMMs and attention kernels, in all number formats."""
     return [*bench.gemms(), *bench.gemms_nvfp4(), *bench.decode_attention(), *bench.prefill_attention()]
+
+
+def _format_of_kernel(point: bench.Point) -> str:
+    """Return the number format of a kernel. It is the first word of the case, except for attention in prefill."""
+    return "bf16" if point.quantity == "prefill attention" else point.case.partition(" ")[0]
 
 
 def speed_ups() -> list[tuple[str, bench.Point]]:

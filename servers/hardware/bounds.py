@@ -13,7 +13,7 @@ intensity than the ridge, `peak / bandwidth`, needs more time to compute than to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -33,6 +33,7 @@ from loadgen.servers.hardware.experts import Routing, expert_format, grouped_byt
 from loadgen.servers.hardware.inference import HEAD_FORMAT, Deployment, Gemm, model_gemms
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s, quantises_separately, rates
 from loadgen.servers.hardware.training import GRADIENT_BYTES, OPTIMISER_BYTES, WEIGHT_BYTES
+from loadgen.servers.hardware.validation import Accuracy, kernel_accuracies
 
 Bound = Literal["compute", "memory", "latency"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
@@ -114,6 +115,9 @@ class GpuBounds:
     kernels: Sequence[KernelBound]
     shares: dict[str, dict[Bound, float]]
     """Shares of the kernel time that is bound by compute, memory and latency, by phase."""
+    accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
+    """How far the predicted durations of kernels were from measurements, by kernel and format. Empty for training and
+    for mixtures of experts, whose kernels were not compared with measurements."""
 
 
 def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, context: int) -> GpuBounds:
@@ -141,7 +145,8 @@ def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, conte
         "prefill": PhaseKernels(prefill(batch, prompt_tokens), lambda n: prefill(n, 1), lambda n: prefill(1, n)),
         "decode": PhaseKernels(decode(batch), decode, decode),
     }
-    return phase_bounds(deployment.gpu, deployment.weights.name, phases)
+    bounds = phase_bounds(deployment.gpu, deployment.weights.name, phases)
+    return bounds if deployment.model.experts else replace(bounds, accuracy=kernel_accuracies(deployment))
 
 
 def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> GpuBounds:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, framework, gpu
+from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, framework, gpu, number_format
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import DEFAULT_ROUNDS, MEMORY_FRACTION, Load
 from loadgen.servers.hardware.training import TrainingSetup
@@ -30,7 +30,7 @@ A speed-up is the ratio of the times per output token (TPOT) of the two GPUs."""
 SPEED_UP_JOIN = " to "
 KERNELS = "kernels"
 KERNEL_FIGURES = ("GEMM", "decode attention", "prefill attention")
-"""Framework and figures of the rows about single kernels."""
+"""Framework and kernels of the rows about single kernels. Their figure ends in a format, such as `GEMM in fp8`."""
 TRANSFERRED = "transferred"
 """First word of the figures `transferred TTFT` and `transferred TPOT`: predictions of a twin that was fitted to another
 server with the same framework."""
@@ -191,9 +191,18 @@ def _differs_from_tables(card: Gpu) -> bool:
         return True
 
 
-def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
-    """Return the accuracy of predicted kernel durations on a GPU, for each figure of KERNEL_FIGURES."""
-    return {figure: accuracy(KERNELS, gpu_name, "dense", figure) for figure in KERNEL_FIGURES}
+def kernel_accuracies(deployment: Deployment) -> dict[str, Accuracy]:
+    """Return the accuracy of the predicted kernel durations of a dense model, by kernel and number format.
+
+    A key is, for example, `GEMM in fp8`. The format of a GEMM is that of the weights, and the format of attention is
+    that of the KV cache. bf16 and fp16 count as the same format. A kernel whose format was not measured on this GPU is
+    not validated.
+    """
+    weights = "bf16" if deployment.weights.name == "fp16" else deployment.weights.name
+    cache_format = "fp8" if deployment.kv_bytes == number_format("fp8").weight_bytes else "bf16"
+    formats = {"GEMM": weights, "decode attention": cache_format, "prefill attention": cache_format}
+    figures = [f"{kernel} in {formats[kernel]}" for kernel in KERNEL_FIGURES]
+    return {figure: accuracy(KERNELS, deployment.gpu.name, "dense", figure) for figure in figures}
 
 
 def training_accuracy(setup: TrainingSetup) -> Accuracy:

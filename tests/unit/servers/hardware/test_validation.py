@@ -71,7 +71,8 @@ def test_names_are_those_of_the_other_tables() -> None:
         assert len(names) == (2 if figure == SPEED_UP else 1)
         assert models in ("dense", "mixture of experts")
         assert engine == TRAINING or framework(engine).name == engine
-        assert figure in (*FIGURES, *KERNEL_FIGURES, SPEED_UP, "iteration", "transferred TTFT", "transferred TPOT")
+        kernel = figure.partition(" in ")[0]
+        assert kernel in (*FIGURES, *KERNEL_FIGURES, SPEED_UP, "iteration", "transferred TTFT", "transferred TPOT")
 
 
 def test_speed_ups_between_generations_are_compared() -> None:
@@ -84,8 +85,22 @@ def test_speed_ups_between_generations_are_compared() -> None:
     assert found.error_p50 < 0.10
     assert not speed_up_accuracy(h100, b200).validated
     assert not speed_up_accuracy(a100, make_deployment("H100", "llama-2-7b", framework_name="nim")).validated
-    assert kernel_accuracies("H100 SXM")["GEMM"].rows > 100
-    assert not kernel_accuracies("V100-32GB SXM")["GEMM"].validated
+
+
+def test_kernels_are_validated_in_their_format() -> None:
+    """FP8 GEMMs were measured on H100 and not on A100, and attention in prefill only in 16 bits."""
+    in_fp8 = kernel_accuracies(
+        make_deployment("H100", "llama-3.1-8b", "fp8", framework_name="vllm").with_kv_format("fp8")
+    )
+    assert {name: found.validated for name, found in in_fp8.items()} == {
+        "GEMM in fp8": True,
+        "decode attention in fp8": True,
+        "prefill attention in fp8": False,
+    }
+    in_16_bits = kernel_accuracies(make_deployment("A100", "llama-3.1-8b", "fp16"))
+    assert in_16_bits["GEMM in bf16"].rows > 100
+    assert not kernel_accuracies(make_deployment("A100", "llama-3.1-8b", "fp8"))["GEMM in fp8"].validated
+    assert not any(found.validated for found in kernel_accuracies(make_deployment("V100", "llama-3.1-8b")).values())
 
 
 def test_what_was_not_compared_says_so() -> None:

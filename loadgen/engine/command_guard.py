@@ -33,14 +33,18 @@ class CommandGuard:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def add(self, group: int) -> None:
-        """End this process group if the coordinator dies. The first call starts the guard."""
+    def start(self) -> None:
+        """Start the process of the guard, unless it runs already. Commands run without a guard if it cannot start."""
         with self._lock:
             if self._process is None:
-                with suppress(OSError):  # Without a guard, the command runs all the same.
+                with suppress(OSError):
                     self._process = subprocess.Popen(  # noqa: S603
                         own_process("loadgen.engine.command_guard"), stdin=subprocess.PIPE, start_new_session=True
                     )
+
+    def add(self, group: int) -> None:
+        """End this process group if the coordinator dies."""
+        with self._lock:
             self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:

@@ -105,6 +105,7 @@ class CommandRunner:
             return
         self._start_ns = start_ns
         self._part = RunWriter(folder / PART)
+        self._guard.start()  # before the commands, so that each is without a guard for microseconds only
         for command in self._commands:
             thread = threading.Thread(target=self._run, args=(command,), name="timed-command", daemon=True)
             thread.start()

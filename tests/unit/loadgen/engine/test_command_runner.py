@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from loadgen.analysis.run.command_record import MAX_OUTPUT, CommandRecord
+from loadgen.engine.command_guard import CommandGuard
 from loadgen.engine.command_runner import PART, CommandRunner
 from loadgen.servers.auth import register_secret
 
@@ -147,12 +148,12 @@ def test_without_commands_there_is_no_file(tmp_path: Path) -> None:
 
 def test_commands_end_if_the_coordinator_is_killed(tmp_path: Path) -> None:
     """SIGKILL gives the coordinator no time to end its commands. Their guard ends them, children included."""
-    pids = tmp_path / "pids"
+    pids, guarded = tmp_path / "pids", tmp_path / "guarded"
     texts = [f"0s trap '' TERM; sleep 600 & echo $! $$ > {pids}; while true; do sleep 1; done"]
     coordinator = multiprocessing.get_context("fork").Process(target=_run_until_killed, args=(texts, tmp_path))
     coordinator.start()
     limit_s = time.monotonic() + PATIENCE_S
-    while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < limit_s:
+    while not (guarded.exists() and pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < limit_s:
         time.sleep(0.02)
     coordinator.kill()
     coordinator.join()
@@ -160,7 +161,16 @@ def test_commands_end_if_the_coordinator_is_killed(tmp_path: Path) -> None:
 
 
 def _run_until_killed(texts: list[str], folder: Path) -> None:
-    CommandRunner(texts).begin(time.monotonic_ns(), folder)
+    """Run commands until this process is killed. The file `guarded` exists as soon as the guard knows a command."""
+
+    class NotedGuard(CommandGuard):
+        def add(self, group: int) -> None:
+            super().add(group)
+            (folder / "guarded").touch()
+
+    runner = CommandRunner(texts)
+    runner._guard = NotedGuard()
+    runner.begin(time.monotonic_ns(), folder)
     time.sleep(PATIENCE_S)
 
 

@@ -15,12 +15,14 @@ are partly inside and partly outside:
 - In L, it counts only with its time inside the window. The mean remaining latency of a request that is in flight at a
   random instant is E[W^2] / (2 E[W]).
 
-Let T be the length of the window, and W_max the latency of its slowest request. The tolerated difference is then
+A request at an end of the window therefore adds between 0 and E[W] to lambda W, and about E[W^2] / (2 E[W]) to L. The
+tolerated difference is the sum of both, for L requests at each of the two ends, and 10% of L. With T as the length of
+the window, it is
 
     0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 
-The term W_max covers random differences, which matter if few requests are in flight. For a whole run, only the first
-term is used.
+W_max is the latency of the slowest request. It covers random differences, which matter if few requests are in flight.
+For a whole run, only the first term is used.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ The requests of a run are not independent, because they wait in one queue and sh
 chance are therefore estimated separately, and their variances are added:
 
 - Requests: a run contains only a sample of all possible requests. For a quantile, a bootstrap estimates the error of
-  this sample. In a burst, the plan fixes the position of each request in the queue. Only differences between
-  neighbouring requests are due to chance, so the bootstrap draws from groups of neighbouring requests (strata). In an
-  open or closed loop, neighbouring requests are correlated. The number of independent samples is therefore derived from
-  the means of contiguous batches (batch means).
+  this sample. In a burst, the latency of a request mostly depends on its position in the queue, which is the same in
+  every run. Only differences between neighbouring requests are due to chance, so the bootstrap draws from groups of
+  neighbouring requests (strata). In an open or closed loop, neighbouring requests are correlated. The number of
+  independent samples is therefore derived from the means of contiguous batches (batch means).
 - Server: a slow step of the engine delays all requests of a burst that are in flight. A bootstrap of requests does not
   show this error. The two runs, A and B, do the same work, so each run is divided into pieces with equal shares of the
   work. The error is estimated from the variation of the ratios of the durations of each piece in B and A.

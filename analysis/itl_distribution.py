@@ -56,7 +56,8 @@ def describe_metrics(
     inter-token latency (ITL) and the inter-chunk latency (ICL) have the same samples. Their distribution is then
     computed only once.
     """
-    sorted_metrics = [metric for metric in metrics if metric.zero_counts(frame) is None]
+    zeros_by_name = {metric.name: metric.zero_counts(frame) for metric in metrics}
+    sorted_metrics = [metric for metric in metrics if zeros_by_name[metric.name] is None]
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
     known = Distributions()
 
@@ -72,7 +73,7 @@ def describe_metrics(
         if metric.name in distributions:
             continue
         if key(metric) not in known:
-            zeros = metric.zero_counts(frame)
+            zeros = zeros_by_name[metric.name]
             assert zeros is not None
             ranked = ranked_gaps(frame, 0) if ranked is None else ranked
             known[key(metric)] = describe_gaps(frame, zeros, ranked)

@@ -20,6 +20,7 @@ from loadgen.servers.backends.base import ServerFacts, model_cards
 from loadgen.servers.backends.dialect import REFUSABLE, Dialect
 from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.errors import DECODE_ERRORS, NoEndpointError, RefusedModelError, ServerError, UnreachableError
+from loadgen.servers.gateways import counting_gateway
 from loadgen.servers.server_url import API_PATH, AZURE_VERSION_QUERY, azure_deployment, parse_server_url
 from loadgen.workloads.request import Request
 
@@ -74,6 +75,11 @@ class Trial(NamedTuple):
         return self.response.status in MISSING_STATUSES or (self.response.status < 300 and not self.accepted)
 
     @property
+    def counting_gateway(self) -> str:
+        """The name of a gateway that reports its own token counts on this endpoint. Empty if there is none."""
+        return counting_gateway(self.response.headers, self.dialect.endpoint)
+
+    @property
     def words(self) -> str:
         """The request path and the server's answer, such as `POST /v1/completions answers 404 Not Found`."""
         answer = f"{self.response.status}, a web page" if self.response.status < 300 else self.response.words
@@ -96,6 +102,9 @@ def choose_endpoint(
 ) -> Dialect:
     """Return the first dialect whose requests the server accepts, without the fields that the server refuses.
 
+    An endpoint on which a gateway replaces the server's token counts is only used if the server accepts no other. Its
+    dialect then ignores these counts.
+
     A dialect is the request and response format of an endpoint. `request` is a request for one token. `say` is called
     with a line for each result that the user should know, such as a refused field. If the server refuses every request
     for another reason, such as overload, the first dialect whose endpoint exists is returned. The run then records the
@@ -113,12 +122,17 @@ def choose_endpoint(
         trials: list[Trial] = []
         for dialect in dialects:
             trial = _fit(client, dialect, facts, request)
-            if trial.accepted:
+            if trial.accepted and not trial.counting_gateway:
                 _report(trial, trials, facts, say)
                 return trial.dialect
             trials.append(trial)
             if trial.response.status in BUSY_STATUSES:
                 break  # a busy server has the endpoint
+        recounted = next((trial for trial in trials if trial.accepted), None)
+        if recounted:
+            _report(recounted, trials[: trials.index(recounted)], facts, say)
+            say(_recounted_words(recounted))
+            return recounted.dialect.without_usage()
         error = _reason_to_stop(trials, client, facts)
         if error:
             raise error
@@ -261,13 +275,25 @@ def _report(trial: Trial, failed: Sequence[Trial], facts: ServerFacts, say: Say)
     left out. `trial` is the accepted test request, and `failed` contains the refused ones.
     """
     dialect = trial.dialect
-    if failed:
+    if failed and failed[0].accepted:
+        gateway = failed[0].counting_gateway
+        reason = f"{gateway} counts the tokens of {failed[0].dialect.path} itself and hides the server's counts"
+        say(f"{reason}; using {dialect.path} (--endpoint {dialect.endpoint})")
+    elif failed:
         say(f"{failed[0].words}; using {dialect.path} (--endpoint {dialect.endpoint})")
     if not facts.listed:
         say(f"{facts.url} does not list the model {facts.model}, but accepts requests for it")
     if dialect.dropped_fields:
         names = ", ".join(dialect.dropped_fields)
         say(f"{facts.url} refuses {names} on {dialect.endpoint}: left out, or sent under a newer name")
+
+
+def _recounted_words(trial: Trial) -> str:
+    """Return a sentence on an endpoint whose token counts come from a gateway instead of the server."""
+    return (
+        f"{trial.counting_gateway} counts the tokens of {trial.dialect.path} itself and hides the server's counts: "
+        "chunks are counted instead (--endpoint chat has the server's counts)"
+    )
 
 
 def _reason_to_stop(trials: Sequence[Trial], client: JsonClient, facts: ServerFacts) -> ServerError | None:

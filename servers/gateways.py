@@ -7,7 +7,7 @@ themselves. Many do not: haproxy and Traefik add no header by default.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 MAX_NAME = 60
 """Maximum number of characters of a name that comes from a header."""
@@ -30,6 +30,12 @@ HEADER_OWNERS = {
     "helicone-": "Helicone",
 }
 """Gateways by the beginning of the header names that they add, in lower case."""
+COUNTING_GATEWAYS = {"litellm": ("completions",)}
+"""Gateways that replace the server's token counts by counts of their own, and the endpoints on which they do so.
+
+The names are in lower case. LiteLLM 1.99.4 drops the usage of a streamed completion, and counts the text with its own
+tokenizer (`TextCompletionStreamWrapper` in litellm/utils.py). On its other endpoints, it passes the server's usage on.
+"""
 STREAMING_REMEDIES = {
     "nginx": "`proxy_buffering off` in nginx",
     "openresty": "`proxy_buffering off` in OpenResty",
@@ -63,6 +69,16 @@ def gateways_in_head(head: bytes) -> set[str]:
             continue
         names |= {f"{owner} ({header})" for start, owner in HEADER_OWNERS.items() if header.startswith(start)}
     return _one_header_each(names)
+
+
+def counting_gateway(headers: Mapping[str, str], endpoint: str) -> str:
+    """Return the name of the gateway that counts the tokens of this endpoint itself, such as `LiteLLM`.
+
+    `headers` are the headers of a response. The result is empty if the headers reveal no such gateway.
+    """
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    names = [name.partition(" (")[0] for name in gateways_in_head(head.encode("latin-1", "replace"))]
+    return next((name for name in sorted(names) if endpoint in COUNTING_GATEWAYS.get(name.lower(), ())), "")
 
 
 def streaming_remedies(gateways: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -223,6 +224,12 @@ class Dialect(msgspec.Struct, frozen=True):
             test_tokens=test_tokens,
         )
 
+    def without_usage(self) -> Dialect:
+        """Return a copy of the dialect that ignores the token counts which the responses report.
+
+        A gateway may report counts of its own tokenizer instead of the server's counts."""
+        return replace(self, decode=partial(_decode_without_usage, self.decode))
+
     def at(self, path: str) -> Dialect:
         """Return a copy of the dialect that sends its requests to `path`."""
         counting = self.count_by_running
@@ -236,6 +243,18 @@ class Dialect(msgspec.Struct, frozen=True):
         always complete, so the response may be longer than requested.
         """
         return max((rule.piece_tokens for rule in self.versions), default=0)
+
+
+def _decode_without_usage(decode: Callable[[Sequence[bytes]], Answer], payloads: Sequence[bytes]) -> Answer:
+    """Decode the events of a response with `decode`, and remove the token counts that the response reports.
+
+    The output tokens are the sum over the events instead. The length of the prompt is unknown."""
+    answer = decode(payloads)
+    answer.prompt_tokens = None
+    if answer.counted_by == "server":
+        answer.output_tokens = sum(answer.tokens)
+        answer.counted_by = "chunks" if answer.chunk_counts == "chunk" else "wire"
+    return answer
 
 
 def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:

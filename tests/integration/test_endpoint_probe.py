@@ -68,6 +68,34 @@ def test_without_any_endpoint_no_run_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "run.jsonl").exists()
 
 
+COUNTED_STREAM = (
+    b'data: {"choices": [{"text": " a"}]}\n\ndata: {"choices": [{"text": " b", "finish_reason": "length"}]}\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+)
+LITELLM_HEADER = "x-litellm-version: 1.99.4"
+
+
+def test_an_endpoint_on_which_a_gateway_counts_is_passed_over() -> None:
+    """LiteLLM replaces the counts of completions by its own. Chat, which has the server's counts, is used instead."""
+    lines: list[str] = []
+    routes: dict[str, Answer] = {COMPLETIONS: (200, STREAM, LITELLM_HEADER), CHAT: (200, STREAM, LITELLM_HEADER)}
+    with answering(routes) as stub:
+        assert chosen(stub, "completions", "chat", say=lines.append).endpoint == "chat"
+    assert lines[0].startswith("LiteLLM counts the tokens of /v1/completions itself")
+    assert lines[0].endswith("using /v1/chat/completions (--endpoint chat)")
+
+
+def test_counts_of_a_gateway_are_ignored() -> None:
+    """If only completions may be used, chunks are counted, because LiteLLM's count may exceed the requested length."""
+    lines: list[str] = []
+    with answering({COMPLETIONS: (200, COUNTED_STREAM, LITELLM_HEADER)}) as stub:
+        dialect = chosen(stub, "completions", say=lines.append)
+    events = [event.removeprefix(b"data: ") for event in COUNTED_STREAM.split(b"\n\n") if event]
+    answer = dialect.decode(events)
+    assert (answer.output_tokens, answer.counted_by, answer.prompt_tokens) == (2, "chunks", None)
+    assert "chunks are counted instead (--endpoint chat" in lines[-1]
+
+
 def test_a_redirect_is_shown_with_its_target() -> None:
     """The hint is the base of the target if it is an endpoint, and a key if it is a login page."""
     target = "https://llm.example.net/v1/chat/completions"

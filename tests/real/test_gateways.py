@@ -113,3 +113,4 @@ def test_gateways_are_told_apart(case: Case, tmp_path: Path) -> None:
     names = summary["network"]["gateways"]
     assert [name for name in names if case.named and name.startswith(case.named)] == names
     assert bool(names) == bool(case.named)
+    assert summary["tokens"]["counted_by"] == {"server": REQUESTS}

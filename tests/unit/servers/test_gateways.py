@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.servers.gateways import gateways_in_head, streaming_remedies
+from loadgen.servers.gateways import counting_gateway, gateways_in_head, streaming_remedies
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,16 @@ NGINX, HAPROXY = "`proxy_buffering off` in nginx", "`option http-no-delay` in ha
 def test_remedies_are_those_of_the_named_gateways(names: list[str], remedies: list[str]) -> None:
     """The remedy of haproxy is always included, because haproxy does not name itself."""
     assert streaming_remedies(names) == remedies
+
+
+@pytest.mark.parametrize(
+    ("header", "endpoint", "name"),
+    [
+        ("x-litellm-version", "completions", "LiteLLM"),
+        ("x-litellm-version", "chat", ""),
+        ("x-envoy-upstream-service-time", "completions", ""),
+    ],
+)
+def test_a_gateway_counts_tokens_on_some_endpoints(header: str, endpoint: str, name: str) -> None:
+    """LiteLLM counts the tokens of completions itself, and passes the server's counts on in chat."""
+    assert counting_gateway({"server": "uvicorn", header: "1"}, endpoint) == name

@@ -13,6 +13,7 @@ A Plan stores `arrivals` for each of these loads. It stores `concurrency` only i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from loadgen.errors import PlanError
@@ -132,7 +133,15 @@ def _arrivals_at(rate: str | float) -> str:
     text = str(rate).strip()
     if text in ("inf", "infinity"):
         return "burst"
+    return f"poisson:{format_number(requests_per_s(text))}"
+
+
+def requests_per_s(text: str) -> Fraction:
+    """Return the requests per second that the value `text` of --rate states, such as `5` or `5/s`.
+
+    Raises PlanError for any other text.
+    """
     try:
-        return f"poisson:{format_number(parse_rate(text))}"
+        return parse_rate(text.strip())
     except WorkloadError as error:
-        raise PlanError(f"--rate {rate}: {error}", "Write requests per second, such as --rate 5.") from None
+        raise PlanError(f"--rate {text}: {error}", "Write requests per second, such as --rate 5.") from None

@@ -20,6 +20,7 @@ from loadgen.cli.simulate import (
     StepTokens,
 )
 from loadgen.errors import PlanError
+from loadgen.load_shorthand import requests_per_s
 from loadgen.results import write_text
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """GPUs to try if none is named."""
+SMALLEST_RATE = 0.001
+"""Smallest load in requests per second."""
 MAX_NUMBER = 64
 """Largest number in a list such as `--tp 1,2,4`."""
 SEARCH: dict[str, Any] = {"rich_help_panel": "Search"}
@@ -43,9 +46,9 @@ def run_capacity(
     settings: dict[str, Any],
     *,
     rate: Annotated[
-        float,
+        str,
         Option(
-            min=0.001,
+            metavar="N",
             help="Total load in requests per second; sessions per second if the workload has sessions.",
             **LOAD,
         ),
@@ -139,8 +142,9 @@ def run_capacity(
     from loadgen.studies.configurations import SearchSpace
 
     _check_no_classes(settings)
+    per_s = _rate(rate)
     objectives = _objectives(objective)
-    plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
+    plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{per_s:g}", "n": 1, "metrics_every_s": 0.0}))
     shape = _model(model, hardware)
     price_list = _prices(gpu or (), prices, region or (), hardware, spot=spot)
     default_engine = SEARCH_ENGINES if search else plan.server
@@ -182,7 +186,7 @@ def run_capacity(
         space,
         price_list,
         objectives,
-        rate,
+        per_s,
         spot=spot,
         exhaustive=exhaustive,
         progress=progress if show else lambda _: None,
@@ -203,6 +207,14 @@ def run_capacity(
     print(report.text())
     if page is not None:
         print(f"\nPage: {page}")
+
+
+def _rate(text: str) -> float:
+    """Return the rate that `text` states, such as `50` or `50/s`. Raises PlanError if it is below SMALLEST_RATE."""
+    per_s = float(requests_per_s(text))
+    if per_s < SMALLEST_RATE:
+        raise PlanError(f"--rate {text}: too low for a plan", f"Write at least --rate {SMALLEST_RATE}.")
+    return per_s
 
 
 def _check_no_classes(settings: dict[str, Any]) -> None:

@@ -43,6 +43,14 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_a_rate_may_have_its_unit(tmp_path: Path) -> None:
+    """`--rate 20/s` is the load of `--rate 20`, as in `loadgen run`."""
+    words = ("plan-capacity", "--rate", "20/s", *LOAD[2:], "--gpu", "H100", "--tp", "1", "--json")
+    code, out, err = in_process(tmp_path, *words)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["rate_per_s"] == 20.0
+
+
 def test_cached_prompts_need_fewer_gpus(tmp_path: Path) -> None:
     """Each replica takes a higher rate, and smaller steps change the rate."""
     words = ("plan-capacity", *LOAD, "--gpu", "H100", "--tp", "1", "--json", "--input-tokens", "4096")
@@ -141,11 +149,13 @@ def test_classes_of_traffic_are_refused(tmp_path: Path) -> None:
         ((*LOAD, "--format", "bf17"), "bf17"),
         ((*LOAD[:4], "--model", "no-such-model"), "no-such-model"),
         (("--rate", "0", *LOAD[2:]), "--rate"),
+        (("--rate", "5/min", *LOAD[2:]), "--rate 5/min"),
+        (("--rate", "0.0001/s", *LOAD[2:]), "Write at least --rate 0.001."),
         ((*LOAD, "--server", "openai"), "openai"),
         ((*LOAD, "--engine", "nim"), "nim"),
         ((*LOAD, "--ep", "2"), "has no experts"),
         ((*LOAD, "--draft-tokens", "-1"), "--draft-tokens -1 is not a list of numbers from 0"),
-        ((*LOAD, "--tp", "3"), "no configuration can run Llama-3.1-8B: --tp does not divide the 32 attention heads"),
+        ((*LOAD, "--tp", "3"), "no configuration can run Llama-3.1-8B: --tp 3 does not divide the 32 attention heads"),
         ((*LOAD, "--spot"), "--spot needs a price list"),
         ((*LOAD, "--prices", "none.toml"), "--prices none.toml: No such file"),
         ((*LOAD, "--gpu", "H100=$2", "--gpu", "L4=1 EUR"), "different currencies"),

@@ -43,6 +43,7 @@ from loadgen.servers.errors import ServerError
 from loadgen.studies.sweep.class_loads import with_total_load
 from loadgen.studies.sweep.overload import DEFAULTS, OverloadDetector, StepSettings
 from loadgen.traffic import sends_sessions
+from loadgen.workloads.spec_syntax import WorkloadError, parse_rate
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.record import Record
@@ -189,20 +190,24 @@ def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     factor, the missing loads grow by this factor. Otherwise they grow by the difference of the last two numbers before
     `...`.
 
-    If `whole` is True, all loads must be whole numbers. `option` is the name of the option in messages. Raises
-    PlanError for a malformed list.
+    If `whole` is True, all loads must be whole numbers. Otherwise they are rates, such as `5` or `5/s`. `option` is the
+    name of the option in messages. Raises PlanError for a malformed list.
     """
     loads: list[float] = []
-    words = text.split(",")
+    words = [word.strip() for word in text.split(",")]
+
+    def load(word: str) -> float:
+        return float(word) if whole else float(parse_rate(word))
+
     try:
         for index, word in enumerate(words):
-            if word.strip() == "...":
-                loads += _continue_list(loads, float(words[index + 1]))
+            if word == "...":
+                loads += _continue_list(loads, load(words[index + 1]))
             else:
-                loads.append(float(word))
+                loads.append(load(word))
         increasing = all(before < after for before, after in zip([0.0, *loads], loads, strict=False))
-        valid = increasing and len(loads) <= MAX_LOADS and not (whole and any(load % 1 for load in loads))
-    except (ValueError, IndexError, ZeroDivisionError):
+        valid = increasing and len(loads) <= MAX_LOADS and not (whole and any(number % 1 for number in loads))
+    except (ValueError, IndexError, ZeroDivisionError, WorkloadError):
         valid = False
     if not valid:
         numbers = "whole numbers" if whole else "numbers"

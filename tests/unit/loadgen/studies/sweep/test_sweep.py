@@ -29,6 +29,7 @@ PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
         ("1,2,...,8", (1, 2, 4, 8)),
         ("10,20,30,...,60", (10, 20, 30, 40, 50, 60)),
         ("1,2,4,...,20,100", (1, 2, 4, 8, 16, 20, 100)),
+        ("1/s, 2/s,...,8/s", (1, 2, 4, 8)),
     ],
 )
 def test_loads_are_listed(text: str, loads: tuple[float, ...]) -> None:

@@ -404,12 +404,6 @@ def _deployment(options: LimitsOptions) -> Deployment:
         chunked_prefill=options.chunked_prefill or "",
     )
     deployment = serving.apply(replace(deployment, architecture=options.architecture))
-    shape = deployment.model
-    if shape.heads % options.tp:
-        raise PlanError(
-            f"--tp {options.tp} does not divide the {shape.heads} attention heads of {shape.name}",
-            "Every engine needs whole heads on each GPU. Choose a --tp such as 1, 2, 4 or 8.",
-        )
     if options.gpus_per_node < min(deployment.stage_gpus, NODE_GPUS):
         raise PlanError(
             f"--gpus-per-node {options.gpus_per_node}: the {deployment.stage_gpus} GPUs that share a layer must be in "

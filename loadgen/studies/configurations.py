@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from loadgen.servers.hardware import ModelShape
-from loadgen.servers.hardware.inference import NODE_GPUS, Deployment, ServingOptions
+from loadgen.servers.hardware.inference import NODE_GPUS, Deployment, ServingOptions, heads_problem
 from loadgen.servers.simulated.scheduler import Policy
 from loadgen.servers.simulated.scheduler_presets import CURRENT, TENSORRT_LLM, Engine, find_engine
 
@@ -179,7 +179,6 @@ class SearchSpace:
         groups, experts = configuration.attention_data, configuration.expert_parallel
         stage = configuration.tensor * groups
         reasons = {
-            f"--tp does not divide the {model.heads} attention heads": model.heads % configuration.tensor,
             "more stages than layers": configuration.pipeline > model.layers,
             "the model has no experts": model.experts is None and (groups > 1 or experts > 1),
             "--ep does not divide the experts or the GPUs of a layer": stage % experts
@@ -193,7 +192,8 @@ class SearchSpace:
             and groups > 1
             and configuration.tensor > 1,
         }
-        return next((reason for reason, applies in reasons.items() if applies), "")
+        problem = heads_problem(model, configuration.tensor)
+        return problem or next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _allows_experts(kind: EngineKind, groups: int, gpus: int) -> bool:

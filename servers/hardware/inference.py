@@ -68,6 +68,22 @@ NODE_GPUS = 8
 """Number of GPUs in a usual machine with NVLink (DGX, HGX)."""
 
 
+def heads_problem(shape: ModelShape, tensor: int) -> str:
+    """Return why no engine can split the attention heads of a model over `tensor` GPUs, or "" if this is possible."""
+    if shape.heads % tensor == 0:
+        return ""
+    return f"--tp {tensor} does not divide the {shape.heads} attention heads of {shape.name}"
+
+
+def check_heads(shape: ModelShape, tensor: int) -> None:
+    """Raise HardwareError if the attention heads of a model cannot be split over `tensor` GPUs."""
+    problem = heads_problem(shape, tensor)
+    if problem:
+        raise HardwareError(
+            f"{problem}: every engine needs whole heads on each GPU; choose a --tp such as 1, 2, 4 or 8"
+        )
+
+
 def default_kv_bytes(gpu: Gpu, weights: Format, framework: Framework) -> float:
     """Return the bytes per value in the KV cache that an engine uses by default with these weights on this GPU."""
     fp8 = weights.compute_type in ("fp8", "fp4") and (framework.fp8_kv or "fp4" in gpu.peaks)
@@ -112,6 +128,7 @@ class Deployment:
             raise HardwareError(f"unknown architecture {self.architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
         if not 0 <= self.cache_hit_rate <= 1:
             raise HardwareError(f"--cache-hit-rate {self.cache_hit_rate:g}: give a share from 0 to 1")
+        check_heads(self.model, self.tensor)
         if self.expert_parallel > 1 or self.attention_data > 1:
             self._check_parallel_experts()
 

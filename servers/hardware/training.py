@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, number_format
-from loadgen.servers.hardware.inference import NODE_GPUS
+from loadgen.servers.hardware.inference import NODE_GPUS, check_heads
 from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
 
 Recomputation = Literal["none", "selective", "full"]
@@ -63,6 +63,7 @@ class TrainingSetup:
     def __post_init__(self) -> None:
         if not self.model.plain:
             raise HardwareError(f"training is modelled for dense models only, and {self.model.name} is none")
+        check_heads(self.model, self.tensor)
 
     @property
     def gpus(self) -> int:

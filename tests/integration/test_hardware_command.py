@@ -81,6 +81,8 @@ def test_training_has_one_time(tmp_path: Path) -> None:
         (("--memory", "GDDR7"), "GDDR7 is of another family: name a number, such as 10 x GDDR7"),
         (("--network", "Token Ring"), "unknown network 'Token Ring'"),
         (("--gpu", "TPU v5e"), "the technology node and the memory of TPU v5e are not known"),
+        (("--tp", "3"), "--tp 3 does not divide the 64 attention heads"),
+        (("--for", "training", "--tp", "5"), "--tp 5 does not divide the 96 attention heads"),
         (("--tp", "1", "--memory", "HBM2"), "its weights of 138 GB need 4 GPUs or more"),
         (("--batch", "4"), "Leave --batch out, or add --for training."),
         (("--for", "training", "--in-flight", "4"), "--in-flight applies to inference only"),

@@ -5,6 +5,7 @@ With --headless, the test runs without the page.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ PLAN_SETTINGS = ("traffic", "objectives", "confidence", "goodput")
 """Settings of a plan file that an interactive run uses, and that Locust has no options for."""
 LOAD_SETTINGS = ("arrivals", "rate", "concurrency", "n", "duration_s", "max_in_flight", "workers", "repeats")
 """Settings of a plan file that an interactive run ignores, because the users of Locust are the load."""
+HOST_HINT = "Name an address of this machine: 127.0.0.1 for this machine only, or 0.0.0.0 for every address."
 STOP_TIMEOUT_S = 60
 """Time for users to finish their requests at the end of a --headless run. Then the requests are cancelled."""
 
@@ -69,7 +71,7 @@ def ui(
         str,
         Option(help="Address on which to serve the page. Other machines cannot reach a loopback address.", **ADVANCED),
     ] = "127.0.0.1",
-    port: Annotated[int, Option(help="Port of the page.", **ADVANCED)] = 8089,
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the page.", **ADVANCED)] = 8089,
     locustfile: Annotated[
         Path | None,
         Option(help="Python file with your own user classes, derived from loadgen.interactive.user.", **ADVANCED),
@@ -84,8 +86,8 @@ def ui(
     complete; 1 some requests failed; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert
     failed; 5 the client was the limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
-    if headless and run_time_s is None:
-        raise PlanError("--headless would never end", "Limit the run with --run-time.")
+    if headless:
+        _check_headless(users, run_time_s)
     from loadgen.interactive import check_users, interactive_plan
 
     check_users(users, spawn_rate)
@@ -118,6 +120,14 @@ def ui(
         raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
         output.say(str(folder / "run.jsonl"))
+
+
+def _check_headless(users: int, run_time_s: float | None) -> None:
+    """Raise PlanError if a run without the page would never end, or would send nothing."""
+    if run_time_s is None:
+        raise PlanError("--headless would never end", "Limit the run with --run-time.")
+    if users == 0:
+        raise PlanError("--headless with --users 0 would send nothing", "Write --users 1 or more.")
 
 
 def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
@@ -185,13 +195,18 @@ def _check_port(host: str, port: int) -> None:
 
     Without this check, Locust prints a traceback and waits for the page.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
-    except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", None) or 0
-        reason = os.strerror(number) if number > 0 else str(error)  # errors of a name lookup have negative numbers
-        raise PlanError(f"the page cannot listen on port {port} of {host}: {reason}", "Name another --port.") from None
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError):
+        raise PlanError(f"--host {host}: no machine has this name or address", HOST_HINT) from None
+    try:
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        hint = HOST_HINT if error.errno == errno.EADDRNOTAVAIL else "Name another --port."
+        raise PlanError(f"the page cannot listen on port {port} of {host}: {reason}", hint) from None
 
 
 def _run_locust(arguments: list[str], plan_settings: Mapping[str, Any], *, quiet: bool) -> LocustSession:

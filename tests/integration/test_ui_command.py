@@ -42,7 +42,12 @@ def test_a_run_by_hand_is_as_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--run-time", "1s", "--input-tokens", "abc"), "--input-tokens abc"), ((), "--run-time")]
+    ("arguments", "said"),
+    [
+        (("--run-time", "1s", "--input-tokens", "abc"), "--input-tokens abc"),
+        ((), "--run-time"),
+        (("--run-time", "1s", "--users", "0"), "--headless with --users 0 would send nothing"),
+    ],
 )
 def test_what_cannot_be_run_is_told_before_anything_starts(
     arguments: tuple[str, ...], said: str, tmp_path: Path
@@ -62,6 +67,21 @@ def test_a_port_that_is_in_use_is_a_sentence(tmp_path: Path) -> None:
     assert err == (
         f"loadgen: the page cannot listen on port {port} of 127.0.0.1: Address already in use\n  Name another --port.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("no-such-machine.invalid", "--host no-such-machine.invalid: no machine has this name or address"),
+        ("256.1.1.1", "--host 256.1.1.1: no machine has this name or address"),
+        ("203.0.113.9", "cannot listen on port 8089 of 203.0.113.9: Cannot assign requested address"),
+    ],
+)
+def test_an_address_of_no_use_is_a_sentence(host: str, message: str, tmp_path: Path) -> None:
+    """Exit code 2 before Locust starts. The hint names addresses, because another port would not help."""
+    code, _, err = in_process(tmp_path, "ui", "--server", "vllm", "--simulated", "--host", host)
+    assert (code, message in err) == (2, True), err
+    assert "Name an address of this machine: 127.0.0.1" in err
 
 
 def test_without_a_server_it_ends(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.validation import describe
 from loadgen.studies.capacity import CapacityOption
-from loadgen.studies.capacity_search import COSTS_MORE, NO_PRICE, WITH_INTERVAL, WORKERS_WITH_INTERVAL, SearchResult
+from loadgen.studies.capacity_search import (
+    COSTS_MORE,
+    NO_PRICE,
+    PLURALS,
+    WITH_INTERVAL,
+    WORKERS_WITH_INTERVAL,
+    SearchResult,
+)
 from loadgen.studies.configurations import ENGINES, SearchSpace
 from loadgen.studies.price_list import AVAILABILITY
 
@@ -231,7 +238,7 @@ class CapacityReport:
 
 def _counted(number: int, reason: str) -> str:
     """Return a number of configurations and the reason why they were excluded, such as `3 miss an objective`."""
-    return f"{number:,} {reason}" if number == 1 else f"{number:,} {reason.replace('misses', 'miss')}"
+    return f"{number:,} {reason if number == 1 else PLURALS.get(reason, reason)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -83,6 +83,8 @@ FORMULA = "misses an objective by formula"
 EXPENSIVE_LIMIT = "more expensive even at the physical limit"
 EXPENSIVE = "more expensive by formula"
 """Reasons why a configuration is not simulated."""
+PLURALS = {LIMIT: "miss an objective even at the physical limit", FORMULA: "miss an objective by formula"}
+"""Forms of reasons for several configurations, where they differ from the form for one."""
 
 COSTS_MORE = "costs more than others"
 """Reason of a configuration that was not simulated, because other configurations are cheaper."""

@@ -27,7 +27,15 @@ from loadgen.studies.capacity import (
     replica_option,
 )
 from loadgen.studies.capacity_report import CapacityReport, gpus_text
-from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, SearchCounts, SearchResult, rank
+from loadgen.studies.capacity_search import (
+    FORMULA,
+    LIMIT,
+    CapacitySearch,
+    ParetoPoint,
+    SearchCounts,
+    SearchResult,
+    rank,
+)
 from loadgen.studies.configurations import Configuration, SearchSpace
 from loadgen.studies.simulate import ServerModel, run_in_memory
 from tests.support.runs import header
@@ -247,10 +255,11 @@ def test_sessions_are_not_called_requests() -> None:
 def test_the_report_counts_what_was_pruned() -> None:
     """The numbers of the search are in one sentence."""
     report = report_of([ENDLESS])
-    report.result.search.pruned = {"misses an objective": 4, "more expensive by formula": 3}
+    report.result.search.pruned = {FORMULA: 4, LIMIT: 1, "more expensive by formula": 3}
     report.result.search.impossible = {"the engine has no pipelines": 5, "more stages than layers": 1}
     said = " ".join(report.text().split())
-    assert "Searched 9 configurations in 3.0 s: 4 miss an objective; 3 more expensive by formula; 2 simulated" in said
+    assert "4 miss an objective by formula; 1 misses an objective even at the physical limit; 3 more expensive" in said
+    assert "Searched 9 configurations in 3.0 s: 4 miss" in said
     assert "6 further combinations cannot run: the engine has no pipelines (5); more stages than layers (1)." in said
 
 

@@ -108,9 +108,11 @@ def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> li
 
 
 def _reason_unknown(figures: Sequence[_Figure], started: Sequence[CommandRecord], index: int) -> str:
-    """Return the reason why the effect of a command is unknown: no figure could be judged after it.
+    """Return the reason why the effect of the command `started[index]` is unknown.
 
-    `started` are the commands of the run, and `index` is the number of this command.
+    `started` contains the commands whose shell could be started. The effect of a command is unknown if no figure could
+    be judged after the command. `figures` are the figures of the run, or empty if the run is too short for time
+    windows.
     """
     if not figures:
         return f"the load has at most {MIN_NORMAL} time windows of {MIN_WINDOW_S:g} s and {MIN_REQUESTS} requests"
@@ -272,16 +274,17 @@ def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> 
 
 
 def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
-    """Return the limit of the normal range of a figure. A figure beyond this limit is disturbed.
+    """Return the limit beyond which a figure is disturbed: a maximum, or a minimum if larger values of the figure are
+    better.
 
     `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
     the command. There are two candidates for the limit:
 
     - The prediction limit, which the docstring of this module explains.
-    - The worst value in `normal`, plus or minus MARGIN times the median of `normal`.
+    - The worst value in `normal`, and a margin beyond this value: MARGIN times the median of `normal`.
 
-    The candidate that is farther from the normal values is the limit. If larger values of the figure are better, the
-    limit is a minimum, and may be 0 or less. The figure is then never beyond it.
+    The result is the candidate that is farther from the normal values. A minimum may be 0 or less. The figure then
+    cannot be disturbed, because its values are never negative.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

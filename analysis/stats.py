@@ -365,10 +365,11 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def effective_group_size(within: Floats, counts: Integers) -> int:
-    """Return the equivalent number of independent samples for one quantile of samples in groups (see `effective_size`).
+    """Return how many independent samples would determine a quantile as exactly as samples in groups do.
 
-    `counts` is the number of samples in each group. `within` is the number of samples in each group that are at most
-    the quantile.
+    Samples in groups may depend on each other, so the result is usually less than their number. `counts` is the number
+    of samples in each group. `within` is the number of samples in each group that are at most the quantile.
+    `effective_size` explains the formula.
     """
     total = int(counts.sum())
     share_within = float(within.sum()) / total

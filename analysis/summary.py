@@ -655,14 +655,14 @@ class TurnLatency(msgspec.Struct, kw_only=True):
 
 
 class EdgeFigures(msgspec.Struct, kw_only=True):
-    """Delays between the requests of session graphs: how long they should be, and how long they were.
+    """Delays between the requests of session graphs: the delays that the file states, and the actual delays.
 
-    An edge of a session graph leads from one request to another. The second request is due a certain time after the
-    first request has ended, or after it has started. One object covers all edges after an end, or all edges after a
-    start.
+    In a session graph, an edge leads from one request to a second request. The second request is due a certain time
+    after the first request has ended, or after it has started. One object covers all edges that wait for an end, and
+    another object covers all edges that wait for a start.
 
-    If several edges lead to a request, the request is due when the last of these times is over. The distributions cover
-    only this last edge of each request.
+    If several edges lead to a request, the request is due when the last of their delays is over. The distributions
+    cover only this last edge of each request.
     """
 
     after: str

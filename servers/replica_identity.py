@@ -1,4 +1,8 @@
-"""Tells the replicas of a server apart: by a response header, or by the addresses to which URLs lead."""
+"""Tells the replicas of a server apart.
+
+A response header may name the replica that answered. If each replica has a separate URL, the network addresses of two
+URLs show whether both lead to the same replica.
+"""
 
 from __future__ import annotations
 

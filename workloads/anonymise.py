@@ -130,11 +130,11 @@ class BlockHasher:
         return max(1, round(words / self._words_per_token)), "estimated from the text"
 
     def blocks(self, prompt: PromptContent, input_tokens: int) -> list[int]:
-        """Return one hash per block of a prompt of `input_tokens` tokens. The last block may be incomplete.
+        """Return one hash for each block of a prompt that has `input_tokens` tokens. The last block may be incomplete.
 
-        A text can have fewer blocks than `input_tokens` tokens need, because the lengths of blocks are estimated. The
-        missing blocks are then treated as empty blocks at the end. Their hashes depend on the whole text, as the hash
-        of every block depends on all blocks before it.
+        Without a tokenizer, the end of each block of a text is only estimated. The text may then have fewer blocks than
+        `input_tokens` requires, and empty blocks are added. Each hash also depends on all earlier blocks, so the hashes
+        of the empty blocks depend on the whole text.
         """
         needed = -(-input_tokens // self._block_tokens)
         contents = islice(chain(self._contents(prompt), iter(lambda: b"", None)), needed)

@@ -3,17 +3,19 @@
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]},
                or JSON Lines with one such object per line.
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}, or JSON Lines.
-    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only the prompt is
-               required, and unknown keys are ignored. `body` contains additional fields of this request's body.
-               `image` or `images` are URLs, or paths of files relative to the dataset's folder.
+    jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only `prompt` is
+               required, and unknown keys are ignored. `body` contains additional fields for the body of the request.
+               `image` is the URL of an image, or the path of an image file relative to the folder of the dataset.
+               `images` is a list of these.
                A line may have OpenAI chat messages instead of a prompt: {"messages": [{"role": ..., "content": ...}]}.
-               If the last message is from the assistant, it is the recorded answer. Messages with tool calls or
-               other parts are sent as they are. `tools`, `model`, `headers` and `max_tokens` are those of the request.
-               Lines for OpenAI's batch API are also accepted. Such a line has the messages in its `body`.
+               If the last message is from the assistant, it is the recorded answer. If a message has more than a role
+               and text, such as a tool call, all messages of the line are sent unchanged. `tools`, `model`, `headers`
+               and `max_tokens` of the line apply to its request. A line may also have the form of OpenAI's batch API,
+               with the messages in its `body`.
 
-Some entries fit the format but have no question with an answer: dialogues without a question that is directly followed
-by an answer, and Alpaca elements with an empty instruction or output. These entries are skipped, as in other load
-testers. Any other deviation from the format is an error that names the line or element.
+Some entries contain no question with an answer. Examples are a dialogue in which no question is directly followed by an
+answer, and an Alpaca element with an empty instruction or output. These entries are skipped, as in other load testers.
+Any other deviation from the format is an error, whose message names the line or the element.
 """
 
 from __future__ import annotations

@@ -97,10 +97,11 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A token counter that does not run the model, but that leaves out the tokens which the endpoint adds.
+        """A token counter that uses another route of the server, which does not run the model. None if there is no such
+        route.
 
-        It uses another route of the server than the requests of the run. The value is None if the server has no such
-        route. Callers need this counter only if `generates` is True.
+        Its counts leave out the tokens that the endpoint of the run adds to a prompt, such as those of the chat
+        template. This counter is needed only if `generates` is True.
         """
 
 

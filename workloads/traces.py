@@ -183,14 +183,16 @@ def _first_timestamps(file: TextIO) -> list[float]:
 
 
 def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, source: str = "trace") -> None:
-    """Raise WorkloadError if these timestamps are probably not in `unit`, so that the user must state the unit.
+    """Raise WorkloadError if the timestamps are probably not in `unit`, so that the user must state the unit.
 
-    `unit` is the unit that the file format `layout` defines. The timestamps are probably in another unit in two cases:
+    `unit` is the unit that the file format `layout` defines. It is probably wrong in two cases:
 
-    - In `unit`, the mean rate of requests would be outside PLAUSIBLE_PER_S.
-    - The unit is milliseconds and the timestamps have fractions, but read as seconds, they have a plausible rate.
+    - The mean rate of requests would be outside PLAUSIBLE_PER_S.
+    - `unit` is milliseconds, but some timestamps have fractions. In addition, the mean rate would be plausible if the
+      timestamps were seconds.
 
-    `source` is the name of the workload or arrivals in the hint: `trace` or `sessions`.
+    `path` is the file with the timestamps. `source` is the word before the file in the hint: `trace` or `sessions`, as
+    in `trace:FILE,unit=s`.
     """
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:

@@ -482,7 +482,11 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 
 def _has_other_panels(series: Sequence[Series]) -> bool:
-    """Return True if a telemetry curve with a value other than 0 is not part of the chart of the run over time."""
+    """Return True if the report needs the chart of other readings, in addition to the chart of the run over time.
+
+    The chart of the run over time shows the panels in MAIN_PANELS. The chart of other readings is needed if a curve of
+    any other panel has a value other than 0. `series` contains the telemetry curves.
+    """
     panels = chart_data.telemetry_panels(series)
     return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 

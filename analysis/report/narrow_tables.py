@@ -46,9 +46,10 @@ def fit(table: Table, width: int) -> list[Table]:
 
 
 def _name_columns(table: Table) -> int:
-    """Return the number of leading columns that name a row.
+    """Return how many columns at the left of a table together contain the name of each row.
 
-    The name ends with the first column of kind `head`. If the table has no such column, the first column is the name.
+    The last of these columns is the first column of kind `head`. If there is no column of this kind, the first column
+    alone contains the name.
     """
     kinds = [column.kind for column in table.columns]
     return kinds.index("head") + 1 if "head" in kinds else 1

@@ -1,4 +1,4 @@
-"""The raw facts of a command that ran at an instant of a run (--at)."""
+"""Defines the record of a shell command that ran during a run (option --at). A run file has one record per command."""
 
 from __future__ import annotations
 

@@ -564,10 +564,10 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 
 
 def _keep_removed_once(run: Run) -> None:
-    """Remove duplicates from `run.removed`, the descriptions of removed files of Records.
+    """Remove needless entries from `run.removed`, which describes the files of Records that were removed.
 
-    The description of a file whose Records were read is removed too. A file can be both described and read if it was
-    removed while this process read it, or if its removal failed.
+    Afterwards, each removed file has one entry. A file whose Records were read has no entry, because its Records are
+    not missing. Such a file had an entry if it was removed while this process read it, or if its removal failed.
     """
     by_file = {plain_name(part.file): part for part in run.removed}
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]

@@ -203,9 +203,9 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 
 
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
-    """Add to the draft a word of the command line that follows no option: a URL, a plan file or an unknown word.
+    """Add `word` to the draft. The word belongs to no option: it is a URL, an argument of the command, or unknown.
 
-    A plan file is accepted only if `allowed` is True.
+    An argument is, for example, the path of a plan file. `allowed` is True if the command has arguments.
     """
     if URL.fullmatch(word):
         draft.foreign.append(CREDENTIALS.sub("", word))

@@ -208,10 +208,10 @@ class Output:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """Summarise a run whose content is already in memory, so that `results` does not have to read the run file.
+        """Summarise a run whose content, `run` and `frame`, is already in memory.
 
-        `path` is the path of the run that `results` will receive. `drawn` is True if `results` will write an HTML page,
-        which needs the data of the charts.
+        Call this method before `results`, which then uses the summary instead of reading the run file at `path`.
+        `drawn` is True if `results` will write an HTML page. The summary then also contains the data of the charts.
         """
         self._known[path] = self._summarised(path, drawn=drawn, known=(run, frame))
 
@@ -269,10 +269,11 @@ class Output:
             print()
 
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
-        """Load the run or the repeats at `path`, and write their summary.json files.
+        """Load the run at `path`, or all repeats in the folder `path`, and write a summary.json for each run.
 
-        A folder of repeats also gets a joint summary.json. If a file cannot be written, the error is appended to
-        `problems`. `drawn` is True if an HTML page will be written, which needs the data of the charts.
+        A folder of repeats also gets a summary.json about all repeats together. If a summary.json cannot be written,
+        the error is appended to `problems`, and no exception is raised. `drawn` is True if an HTML page will be
+        written. The result then also contains the data of the charts.
         """
         from loadgen.analysis.repeats import summarise_repeats
         from loadgen.analysis.summary import as_dict

@@ -95,14 +95,15 @@ def layer_s(case: StepCase, result: InferenceResult) -> float:
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Return ratios by name that show whether the measured times agree.
+    """Return ratios by name that show whether the measured times of a step are consistent. A ratio of 1 is ideal.
 
-    A ratio is the sum of the times of all parts, divided by the time of the whole. For example, the times of all
-    operators of a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree.
+    Most ratios are the sum of the times of all parts, divided by the time of the whole. For example, the times of all
+    operators of a layer are added and divided by the time of the layer.
 
     - The ratios of the forward pass come from its fastest repeat, which other programs disturbed least.
-    - One ratio divides the time of all operators in OpProfiler by their time in torch.profiler.
-    - The ratio of the backward pass is the largest one over all repeats.
+    - The ratio of the backward pass is the largest ratio of all repeats.
+    - The ratio `operators of torch.profiler` compares two profilers. It is the time of all operators according to
+      OpProfiler, divided by their time according to torch.profiler.
     """
     parts = case.parts_s
     fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])
@@ -215,7 +216,10 @@ def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> f
 
 
 def module_rows(case: StepCase, direction: str) -> Rows:
-    """Return one table row per module with operators in `direction`. MODULE_HEADS names the columns."""
+    """Return the rows of a table of modules: one row for each module that has operators in `direction`.
+
+    `direction` is `forward` or `backward`. MODULE_HEADS contains the titles of the columns.
+    """
     all_operators_s = mean_and_margin(total_seconds(case.operators))[0]
     rows: Rows = []
     for module in _modules(case, direction):

@@ -280,10 +280,10 @@ def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, 
 
 
 def _is_view(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Return True if a call of the operator `func` only creates views.
+    """Return True if a call of the operator `func` only creates views of its inputs.
 
-    A view shares its memory with an argument, so no value is computed or copied. A call that writes to an argument is
-    no view.
+    A view is a tensor that shares the memory of an input, so the call computes and copies nothing. The result is False
+    for a call that changes one of its arguments.
     """
     if not outputs or any(argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments):
         return False

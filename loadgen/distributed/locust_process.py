@@ -170,7 +170,10 @@ class Peer:
                 self.send_open(node, step=step, **channel.seal(body()))
 
     def send_open(self, node: str, **payload: object) -> None:
-        """Send an unsealed message to a node. On a worker machine, messages always go to the master."""
+        """Send the message `payload` to a node, without an authentication code.
+
+        A worker machine is connected only to the master, so `node` has no effect there.
+        """
         self.runner.send_message(CHANNEL, payload, client_id=node)
 
     def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - Locust passes keywords

@@ -75,10 +75,12 @@ class Dealer:
         """Ids of the sessions of this worker, in the order in which they start."""
 
     def choose(self, request: Request, canary: int | None = None) -> int | None:
-        """Return the index of the replica for a request, or None if it must be chosen when the request is due.
+        """Return the index of the replica for a request, or None if the replica must be chosen when the request is due.
 
-        The balance `least-busy` chooses replicas when requests are due. If the request is a canary, `canary` is the
-        number of the canary. Sessions must be passed in the order in which they start.
+        The result is None only for the balance `least-busy`. Even with this balance, warm-up requests and canaries
+        (test prompts of --verify) get an index. If the request is a canary, `canary` is the number of the canary.
+
+        The sessions of a run must be passed in the order in which they start.
         """
         if canary is not None:
             return canary % self._replicas

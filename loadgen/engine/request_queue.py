@@ -45,12 +45,12 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def at_once(self) -> int:
-        """Return the number of requests that are certainly in flight together.
+        """Return the number of requests that are certainly in flight at the same time.
 
         - In a closed loop: the number of clients.
-        - If all requests are due at the same time: the number of requests. If requests over the limit wait (`queues`),
-          at most the maximum number of requests in flight.
-        - In all other cases: 1.
+        - In an open loop whose requests are all due at the same time: the number of requests. If `queues` is True, the
+          result is at most `in_flight`.
+        - In any other open loop: 1.
         """
         if self.due_ns is None:
             return self.clients

@@ -358,18 +358,21 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 
 
 class SamplerProcess:
-    """A Sampler of telemetry in a separate process, for runs of `loadgen ui`.
+    """Runs a Sampler of telemetry in a separate process, for runs of `loadgen ui`.
 
-    gevent has replaced the threads of Locust's process with greenlets, so telemetry readings there would delay the
-    reads of responses. Create this object early, because the process takes a while to start.
+    `loadgen ui` runs in Locust's process, where gevent has replaced threads with greenlets. Telemetry readings in this
+    process would delay the reads of responses. Create this object early, because the sampler process takes a while to
+    start.
 
-    The process reads one JSON object per line from its standard input, and answers each with one JSON object. It ends
-    when its standard input ends. `patient` is the argument of `end`.
+    The sampler process reads messages from its standard input, until the input ends. A message is one line with a JSON
+    object, and the process answers each message with a JSON object. It also sends one answer when it has started:
 
                                     the process has started                  -> {}
             {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
             {"start_ns", "folder"}  begin the regular readings               -> {}
             {"patient"}             read every source for the last time      -> {"files"}
+
+    The field `patient` is the argument of the method `end`.
     """
 
     def __init__(self) -> None:

@@ -458,10 +458,15 @@ class CapacitySearch:
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
         """Return the points that are best by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        A candidate is a configuration, and a point is this configuration at one load. A point is returned if no other
-        point has both a lower cost per token and a lower TPOT. Points are left out if their TTFT misses an objective,
-        or if they need too many GPUs or separate workers. If there are more than PARETO_POINTS points, about
-        PARETO_POINTS of them are returned, evenly spaced.
+        A candidate is a configuration, and a point is a candidate at one load. A point is best if no other point has
+        both a lower cost per token and a lower TPOT. If more than PARETO_POINTS points are best, about PARETO_POINTS of
+        them are returned, evenly spaced.
+
+        Points of these three groups are ignored:
+
+        - points whose TTFT misses an objective.
+        - points that need too many GPUs or too many separate workers.
+        - points on a GPU that has no price, if the user has given prices.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
         for candidate in candidates:

@@ -71,7 +71,11 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPool:
-    """Equal replicas (or workers) that must work at the same time."""
+    """The replicas, or the prefill or decode workers, that a load needs in operation at the same time. All are
+    identical.
+
+    Spare replicas, which replace replicas that fail, do not count.
+    """
 
     replicas: int
     gpus: int

@@ -81,7 +81,11 @@ def _first(value: Any) -> Mapping[str, Any]:
 
 
 def _counts(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object of a response that holds its token counts."""
+    """Return the part of `response` that contains the token counts, such as its object `usage`.
+
+    If `response` has none of the objects in COUNT_OBJECTS, its counts are at the top level, and the result is
+    `response`.
+    """
     objects = (response.get(name) for name in COUNT_OBJECTS)
     return next((value for value in objects if isinstance(value, Mapping)), response)
 

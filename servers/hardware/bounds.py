@@ -121,18 +121,18 @@ class GpuBounds:
 
 
 def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, context: int) -> GpuBounds:
-    """Return what binds each kernel of one step that computes prompts, and of one step that decodes.
+    """Return what binds each kernel of a prefill step and of a decode step: compute, memory or latency.
 
-    The step of the phase `prefill` computes `batch` prompts of `prompt_tokens` tokens. The step of the phase `decode`
-    has `batch` sequences that hold `context` tokens each.
+    The prefill step computes `batch` prompts of `prompt_tokens` tokens. In the decode step, `batch` sequences hold
+    `context` tokens each.
 
-    The field `compute_from` of a kernel is the smallest size at which compute binds the kernel. The size depends on the
-    kernel:
+    The field `compute_from` of a kernel is the smallest size at which compute binds the kernel. What counts as the size
+    depends on the kernel:
 
-    - For decode, the size is the number of sequences.
-    - For attention in prefill, the size is the number of tokens of one prompt.
-    - For the output head in prefill, the size is the number of prompts.
-    - For all other kernels in prefill, the size is the number of tokens of all prompts together.
+    - Every kernel of the decode step: the number of sequences.
+    - Attention in the prefill step: the number of tokens of one prompt.
+    - The output head in the prefill step: the number of prompts.
+    - Every other kernel of the prefill step: the number of tokens of all prompts together.
     """
 
     def prefill(prompts: int, tokens: int) -> list[KernelWork]:

@@ -75,9 +75,10 @@ class TrainingJob:
 
 
 def dissect_training(uses: Sequence[TrainedOn], job: TrainingJob) -> list[Dissection]:
-    """Return the speed-ups from each GPU to the next.
+    """Return the speed-up from each GPU in `uses` to the next GPU in `uses`, divided into factors such as memory and
+    network.
 
-    Raises HardwareError if the training job does not fit the GPUs with any settings.
+    Raises HardwareError if there are no settings with which the training job fits one of the GPUs.
     """
     shape = model(job.model, job.file)
     setups = [_fastest_setup(use, job, shape) for use in uses]

@@ -300,9 +300,10 @@ class Deployment:
         return tokens
 
     def _gpus_for_weights(self, memory_fraction: float) -> int:
-        """Return the number of GPUs that have enough memory for the weights: the smallest sufficient power of 2.
+        """Return how many GPUs the weights need: the smallest power of 2 with enough memory.
 
-        `memory_fraction` is the fraction of the GPU memory that may be used. TensorRT-LLM may use all of it.
+        `memory_fraction` is the fraction of the GPU memory that may be used. For TensorRT-LLM, the fraction does not
+        apply to weights, so they may use all of the memory.
         """
         share = 1.0 if self.framework.free_memory else memory_fraction  # TensorRT-LLM: of the memory without weights
         gpus = 1

@@ -240,10 +240,10 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
 
 
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
-    """Return the duration of one transfer among `ranks` GPUs, which `collective` names.
+    """Return the duration in seconds of a transfer among `ranks` GPUs over `link`.
 
-    `collective` is an all-gather, a reduce-scatter, an all-to-all or `point to point`. `message_bytes` is the size of
-    the whole tensor in bytes.
+    `collective` is the name of the transfer: `all-gather`, `reduce-scatter`, `all-to-all` or `point to point`.
+    `message_bytes` is the size of the whole tensor in bytes.
     """
     if ranks == 1:
         return 0.0 * as_float(message_bytes)

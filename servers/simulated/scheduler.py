@@ -302,11 +302,14 @@ class Scheduler:
         return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
     def identical_steps(self) -> int:
-        """Return the number of consecutive steps, beginning with the planned step, that can be computed at once.
+        """Return how many consecutive steps can be computed at once. The first of these steps is the planned step.
 
-        These steps decode the same jobs, and differ only in the length of the context. No waiting job can be admitted
-        before the last of them ends, and no job gets its last token before the last one. The result is 1 if the planned
-        step computes prompts.
+        The result is 1 if the planned step computes prompts. Otherwise, the steps decode the same jobs, and differ only
+        in the length of the context. The number is therefore limited:
+
+        - A job may get its last token only in the last of these steps.
+        - A waiting job may be admitted only after the last of these steps.
+        - The free KV cache must suffice for all of these steps.
         """
         if self._chunks or not self.decoding:
             return 1

@@ -1,9 +1,12 @@
-"""The segments of a simulated answer: reasoning, text and a tool call.
+"""Divides the answer of a simulated server into segments: reasoning, text and a tool call.
 
-A simulated server reasons if it was started with `--reasoning-tokens`. If it was started with `--structured`, requests
-with a JSON schema are answered with JSON, and requests with tools are answered with a call of the first permitted tool.
-The APIs of vLLM and SGLang have the same fields for such requests, but each API has the name of a tool at another
-place.
+If the server was started with `--reasoning-tokens`, an answer begins with reasoning. If it was started with
+`--structured`, the answer also depends on the request:
+
+- A request with tools gets a call of the first permitted tool.
+- Any other request with a JSON schema gets JSON that fits the schema.
+
+The tools and the schema are read from the fields that the chat, Responses and Messages APIs of vLLM and SGLang use.
 """
 
 from __future__ import annotations

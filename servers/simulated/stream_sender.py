@@ -193,7 +193,8 @@ def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes
 def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
     """Fault hook that ends a stream after `k` tokens.
 
-    `ending` says how the stream ends, for example with an error event.
+    `ending` is the way in which the stream ends, for example with an error event. `first` is the number of tokens that
+    were due before this call, and `tokens` is the number of tokens that are due now.
     """
     sent_tokens = max(0, min(tokens, k - first))
     if first + tokens >= k:
@@ -336,7 +337,7 @@ class StreamSender:
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
-        """Start a stream by submitting its job to the clock."""
+        """Start a stream: submit the stream's job to the clock, which determines when each token is sent."""
         self._clock.submit(stream.job, time.monotonic_ns())
         next_ns = self._clock.next_ns()
         if next_ns is not None and (self._armed_ns is None or next_ns < self._armed_ns):

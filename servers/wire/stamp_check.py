@@ -24,14 +24,14 @@ REJECTED_MIN, REJECTED_SHARE = 3, 0.05
 
 
 def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
-    """Return the absolute difference in ns between the ring timestamp and the socket timestamp of each read.
+    """Return, for each read, the absolute difference in ns between its ring timestamp and its socket timestamp.
 
-    - `arrivals` contains the ring timestamp of each read, or a negative number if there is none. Such reads are left
-      out.
+    - `arrivals` contains the ring timestamp of each read. A negative number means that the read has no ring timestamp.
+      Such a read is left out of the result.
     - `stamps` contains the socket timestamp of each read.
-    - `closed_ns` is the ring's timestamp of a FIN, or 0 if there is none. The last read may have the FIN's time as its
-      socket timestamp. If there is a FIN, the difference is therefore the smaller one of `abs(ring - socket)` and
-      `abs(closed_ns - socket)`.
+    - `closed_ns` is the ring timestamp of a FIN, or 0 if there is no FIN. The socket timestamp of the last read may be
+      the time of the FIN. With a FIN, the difference of a read is therefore `abs(ring - socket)` or `abs(closed_ns -
+      socket)`, whichever is smaller.
     """
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:

@@ -70,7 +70,11 @@ class MatrixOutput(Protocol):
 
 
 class EqualWorkError(LoadgenError):
-    """Raised if the server that provides the output lengths for equal work has no complete response."""
+    """Raised if the server that the setting `equal_work` names has no complete response.
+
+    The other servers of the matrix must generate responses of the same lengths as this server. Without a complete
+    response, these lengths are unknown.
+    """
 
 
 def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> bool:

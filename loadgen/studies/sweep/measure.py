@@ -162,13 +162,16 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say |
 
 
 def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: Say | None) -> Plan:
-    """Return the plan of a sweep for a plan file with classes of traffic. The classes have the loads of the file.
+    """Return the plan of a sweep whose settings contain classes of traffic (the `[[traffic]]` tables of a plan file).
+
+    The loads in the plan are those of the file. Each step of the sweep scales them. `targets` contains the objectives
+    and the loads of the sweep. `say` is called with a line that describes the load.
 
     Raises PlanError in these cases:
 
     - The sweep has neither objectives nor loads.
     - The sweep cannot scale the load of any class.
-    - The concurrency is smaller than the number of classes.
+    - The smallest concurrency is less than the number of classes.
     - An objective names an unknown class.
     """
     from loadgen.engine.resolve_server import with_detected_server

@@ -80,10 +80,10 @@ def _median_difference(values: Floats, lag: int) -> float:
 
 
 def _without_outliers(values: Floats, noise: float) -> Floats:
-    """Return the values, with outliers moved closer to their neighbours.
+    """Return a copy of `values` in which outliers are moved closer to their neighbours.
 
-    A value is an outlier if its distance from the median of its neighbours exceeds OUTLIER_NOISES times `noise`. An
-    outlier is moved to this distance.
+    The distance of a value from the median of its neighbours may be at most OUTLIER_NOISES times `noise`. A value with
+    a larger distance is an outlier, and is moved until it has this distance.
     """
     result = np.empty(len(values))
     for index in range(len(values)):

@@ -252,7 +252,10 @@ def _grid_data(bounds: Labelled, phase: str) -> dict[str, Any]:
 
 
 def _grid_chart(bounds: Labelled, phase: str) -> dict[str, Any]:
-    """Return the chart that shows the kernels and GPUs as a grid. Each cell is drawn as a bar."""
+    """Return a chart of the phase `phase`: a grid with one row per kernel and one column per GPU.
+
+    Each cell of the grid is drawn as a bar.
+    """
     kernels = _kernels(bounds, phase)
     traces = [
         {

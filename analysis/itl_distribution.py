@@ -97,10 +97,11 @@ def sorted_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
 
 
 def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Distribution:
-    """Return the distribution of the gaps between chunks and of additional samples with the value 0.
+    """Return the distribution of the inter-token gaps in `frame`: the gaps between chunks, and additional gaps of 0.
 
-    `zeros[i]` is the number of additional samples in row i. `ranked` contains the gaps without these samples. The gaps
-    are processed block by block, because there are too many to sort.
+    An additional gap is 0 because its two tokens arrived in the same chunk. `zeros[i]` is the number of additional gaps
+    in row i. `ranked` contains only the gaps between chunks. These gaps are processed block by block, because there are
+    too many to sort.
     """
     gaps, ordered = frame.gap_counts, ranked.with_zeros(int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)

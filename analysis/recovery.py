@@ -1,16 +1,22 @@
-"""Measures how long a server takes to recover after a command of --at, such as one that kills a replica.
+"""Measures how long a server takes to recover after a command of --at, such as a command that kills a replica.
 
-The run is divided into short time windows. The windows before the first command show the normal range of each figure. A
-figure is disturbed if it leaves its normal range after a command. A disturbed figure has recovered at the first of
-CALM_WINDOWS windows in a row in which the figure is in the normal range again. For the next command, the windows after
-the recovery count as normal too. A command is judged until the next command starts, or until the last request is due.
+The run is divided into short time windows. The windows before the first command show the normal range of each figure,
+for example of a latency.
 
-The normal range ends at a prediction limit. The limit is so far from the mean of the normal windows that a figure
-without a disturbance exceeds it by chance with a probability of at most FALSE_ALARMS per command. The distance grows
-with the number of windows after the command, and shrinks with the number of normal windows (Hahn, "Factors for
-calculating two-sided prediction intervals for samples from a normal distribution", 1969; the bound of Bonferroni for
-several windows). Figures are transformed first, so that the values of undisturbed windows have about a normal
-distribution: the logarithm of a latency, the square root of a rate, and the arcsine of the square root of a share.
+- A figure is disturbed if it leaves its normal range after a command.
+- A disturbed figure has recovered when it stays in the normal range for CALM_WINDOWS windows in a row. The first of
+  these windows is the time of the recovery.
+- For the next command, the windows after the recovery count as normal too.
+- A command is judged until the next command starts, or until the last request is due.
+
+The normal range ends at a prediction limit. A figure without a disturbance exceeds this limit by chance with a
+probability of at most FALSE_ALARMS per command. The limit is farther from the mean of the normal windows if there are
+more windows after the command, and nearer if there are more normal windows. Sources: Hahn, "Factors for calculating
+two-sided prediction intervals for samples from a normal distribution", 1969, and the bound of Bonferroni for several
+windows.
+
+These sources assume values with a normal distribution. Figures are therefore transformed first: the logarithm of a
+latency, the square root of a rate, and the arcsine of the square root of a share.
 """
 
 from __future__ import annotations

@@ -82,16 +82,20 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 
 
 def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
-    """Return True if the slower replica is slower than the faster one in most of the run.
+    """Return True if the slower replica is slower than the faster replica in most of the run, and not only during a
+    pause.
 
-    `faster` and `slower` select the requests of the two replicas. The requests are divided, in order of time, into
-    intervals with equal numbers of requests. An interval has at least REQUESTS_PER_INTERVAL requests of each replica on
-    average. In each interval with requests of both replicas, a rank sum compares their TTFTs.
+    `sent_ns` and `ttft_s` contain the send time and the TTFT of each request. `faster` and `slower` select the requests
+    of the two replicas.
 
-    A pause of a replica makes many of its requests slow, but only in some intervals. The intervals with the largest
-    disadvantage of the slower replica are therefore left out. Their share is LEFT_OUT. The rank sums of the other
-    intervals are combined by the test of van Elteren, "On the combination of independent two sample tests of Wilcoxon",
-    1960.
+    The requests are divided, in order of time, into intervals with equal numbers of requests. On average, an interval
+    has at least REQUESTS_PER_INTERVAL requests of each replica. In each interval, a rank sum compares the TTFTs of the
+    two replicas.
+
+    A pause of a replica makes many of its requests slow, but only in a few intervals. The share LEFT_OUT of the
+    intervals is therefore ignored: the intervals in which the slower replica is slowest. The test of van Elteren
+    combines the rank sums of the remaining intervals ("On the combination of independent two sample tests of Wilcoxon",
+    1960).
     """
     from scipy.stats import norm, rankdata
 

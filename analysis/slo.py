@@ -227,7 +227,11 @@ def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Fr
 
 
 def _since_text(window_s: tuple[float, float] | None) -> str:
-    """Return words about the time window in which a failed objective was first missed, or "" if it is unknown."""
+    """Return the end of a sentence about a failed objective, such as `; first missed from 30 s to 45 s`.
+
+    `window_s` is the time window in which the objective was first missed, or None if it is unknown. The result is then
+    "".
+    """
     if window_s is None:
         return ""
     return f"; first missed from {elapsed(window_s[0])} to {elapsed(window_s[1])}"

@@ -124,7 +124,10 @@ def describe_sorted(
 
 
 def describe_adjusted(samples: Floats, failures: int) -> AdjustedDistribution:
-    """Return the percentiles of the samples together with `failures` additional infinite samples."""
+    """Return the percentiles of a latency in which each failure counts as infinitely slow.
+
+    `samples` are the latencies of complete requests, and `failures` is the number of other requests.
+    """
     ordered = np.sort(np.concatenate((samples, np.full(failures, np.inf))))
     values = {name: percentile(ordered, PERCENTILES[name]) for name in WITH_INTERVAL}
     finite = {name: round_to_ns(value) if math.isfinite(value) else None for name, value in values.items()}

@@ -424,7 +424,8 @@ def describe_lengths(plan: Plan) -> tuple[str, str]:
 def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
     """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`.
 
-    `exact` is False if the prompts will have only about the requested length.
+    `dialect` is the request and response format of the plan's endpoint. `exact` is False if the number of tokens in the
+    prompts is only an estimate. The description then contains `about 512 tokens (estimated) in`.
     """
     noun = "session" if plan.uses_sessions else "request"
     number = "" if plan.n is None else f"{plan.n} {noun}{'' if plan.n == 1 else 's'}, "

@@ -268,12 +268,15 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the part of `load` that one class of traffic gets. `share` is the size of this part, such as 0.2.
+    """Return the load of one class of traffic.
 
-    - The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
-      too. For other arrival processes, the distribution of the gaps in the class is unknown.
+    A class may get a share of the load of the plan. `load` is then the load of the plan, and `share` is the share, such
+    as 0.2. Otherwise, the class has a separate load. `load` is then this load, and `share` is 0.
+
+    - A separate load is returned unchanged.
     - A closed loop is returned unchanged, because its clients were already divided among the classes.
-    - If `share` is 0, the class has its own load, which is returned unchanged.
+    - The rate of any other load is multiplied by the share. If the arrivals of the whole load are Poisson, those of the
+      class are Poisson too. For other arrival processes, the distribution of the gaps in the class is unknown.
     """
     if not share or load.clients:
         return load

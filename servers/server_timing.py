@@ -132,7 +132,11 @@ def _read_vllm(metrics: Mapping[str, Any], times: ServerTimes) -> None:
 
 
 def _read_sglang(info: Mapping[str, Any], times: ServerTimes) -> None:
-    """Store SGLang's times in `times`. `info` has the time in the queue and instants since 1970, both in seconds."""
+    """Store the times that SGLang reports for a response in `times`.
+
+    `info` contains the duration `queue_time` in seconds, and points in time such as `request_finished_ts`, in seconds
+    since 1970.
+    """
     _add(times, QUEUE, info.get("queue_time"), _SECONDS, "meta_info")
     prefill_s = _difference(info.get("prefill_finished_time"), info.get("forward_entry_time"))
     inference_s = _difference(info.get("request_finished_ts"), info.get("forward_entry_time"))

@@ -146,19 +146,19 @@ class Words(msgspec.Struct, frozen=True):
 
 
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
-    """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
+    """Return the usable words among `candidates`, with their numbers of tokens (costs).
 
-    The candidates are tested in up to three ways:
+    `count` counts the tokens of texts. Words are usable together if the token count of a text is the sum of the costs
+    of its words. Up to three attempts are made to find such words:
 
-    1. The first WORDS_LIMIT candidates are assumed to be one token each, as in most tokenizers. To check this, the
-       function combines them into texts that contain every pair of candidates. It is true if each text has one token
-       per word.
-    2. Otherwise, each candidate is counted as the second word of a text of two words. Words of more than COST_LIMIT
-       tokens are left out.
-    3. Some words have another cost next to certain words. Such words are left out too, unless fewer than MIN_WORDS
-       words would remain.
+    1. The first WORDS_LIMIT candidates are assumed to be one token each, as in most tokenizers. To check this
+       assumption, the function counts texts that together contain every pair of these candidates.
+    2. If the assumption is wrong, each candidate is counted as the second word of a text of two words. Words of more
+       than COST_LIMIT tokens are left out.
+    3. If the cost of some words depends on the words next to them, these words are left out too. This attempt fails if
+       fewer than MIN_WORDS words remain, and the result is that of the second attempt.
 
-    The first `openings` words are also counted at the start of a prompt, where a word may have another cost.
+    The first `openings` words are also counted at the start of a prompt, where a word may have a different cost.
     """
     first = candidates[0]
     starts = list(candidates[:openings])

@@ -333,9 +333,10 @@ def _invalid_reason(summary: Summary) -> str:
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: bool) -> list[str]:
-    """Return notes on conditions that may mislead readers even if A and B did equal work.
+    """Return notes about conditions that may mislead readers of a comparison, even if A and B did equal work.
 
-    `single_runs` is True if A and B consist of one run each.
+    For example, the runs of A and B may have had different endpoints or incomplete requests. `single_runs` is True if A
+    and B consist of one run each.
     """
     result = [ONE_RUN_EACH] if single_runs else []
     for name, value_of in CONDITIONS:

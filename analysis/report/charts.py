@@ -241,9 +241,11 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return a copy of a trace or a layout, with all references, such as `$x` and `@run`, replaced by their values.
+    """Return a copy of `value` in which all references, such as `$x` and `@run`, are replaced by the values that they
+    name.
 
-    `value` may also be a part of a trace or of a layout.
+    `value` is a trace or a layout of a chart, or a part of one. The other arguments are those of `_resolved_text`,
+    which replaces a single reference.
     """
     if isinstance(value, Mapping):
         return {name: _resolved(part, run, drawn, several) for name, part in value.items()}

@@ -315,7 +315,10 @@ def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
 
 
 def connection_findings(server: ServerInfo) -> list[Finding]:
-    """Return notes on the way from the client to the server: a proxy, HTTP/2, and several addresses."""
+    """Return notes on the connection from the client to the server.
+
+    There is one note if a proxy was used, one if the server accepts only HTTP/2, and one if it has several addresses.
+    """
     texts = {"proxy": "", "protocol": "", "addresses": addresses_sentence(server)}
     if server.proxy:
         texts["proxy"] = f"Connections went through the proxy {server.proxy}. Latencies include the time in the proxy."
@@ -1382,9 +1385,9 @@ def measured_text(entry: ObjectiveVerdict) -> str:
 
 
 def objectives_finding(summary: Summary) -> Finding | None:
-    """Return a finding with the number of passed, failed and inconclusive objectives.
+    """Return a finding on how many objectives passed, failed or are inconclusive, or None if the run has no objectives.
 
-    The level is that of the worst objective. Return None if the run has no objectives.
+    Its level is that of the worst objective: an error for a failed objective, a warning for an inconclusive objective.
     """
     words = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
     counts = Counter[str](objective.verdict for objective in summary.objectives)

@@ -228,15 +228,18 @@ class Search:
         return np.asarray((1 - PILOT_DOUBT) * near / near.sum() + PILOT_DOUBT * wide / wide.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
-        """Return, for each grid load, the likelihood of a run's result if this grid load is the capacity.
+        """Return, for each grid load, the likelihood of a run's result on the assumption that this grid load is the
+        capacity.
 
-        The run had the load `load`, and `over` is the probability that `load` exceeds the capacity. A grid load below
-        `load` has the likelihood `over`, because `load` exceeds such a capacity. Any other grid load has the likelihood
-        `1 - over`.
+        `load` is the load of the run. `over` is the probability that `load` exceeds the capacity, as judged from the
+        run alone. It is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT.
 
-        Before that, `over` is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT. If a pilot (closed loops before the
-        search) measured the full throughput, the likelihood does not jump at `load`. It changes gradually, with the
-        width RUN_SPREAD.
+        - Grid loads below `load` have the likelihood `over`. If such a grid load were the capacity, `load` would exceed
+          it.
+        - All other grid loads have the likelihood `1 - over`.
+
+        If a pilot (closed loops before the search) has measured the full throughput, there is no jump at `load`. The
+        likelihood then changes gradually, over the width RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:
@@ -434,10 +437,10 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 
 
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
-    """Return the probability that the server violates an objective on a latency at the load of the run in `frame`.
+    """Return the probability that the server violates `objective`, which limits a latency, at the load of a run.
 
-    `rows` are the indices of the requests to use, in order of their due times. Their order matters, because the
-    latencies of consecutive requests are correlated.
+    `frame` contains the requests of the run. `rows` are the indices of the requests to use, in order of their due
+    times. Their order matters, because the latencies of consecutive requests are correlated.
     """
     all_values, all_missed, all_samples = _per_request(objective, frame)
     values = all_values[rows]

@@ -674,7 +674,11 @@ def _prices(sweeps: Iterable[SweepResult]) -> str:
 
 
 def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
-    """Return the input of frontier.js: for each sweep its name, its colour, its steps, its capacity and predictions."""
+    """Return the input of frontier.js: one object for each sweep.
+
+    The object contains the name and the colour of the sweep, its steps, its capacity and its predicted points. `link`
+    returns the link to the report of a step.
+    """
     rate, runs = throughput_field(sweeps.values()), []
     for index, ((name, sweep), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
         gpus = 1 if rate == RATE else sweep.gpus or 1

@@ -209,7 +209,10 @@ def _parse_batch_sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Check that torch is installed, and convert a HardwareError in this context to a PlanError (a usage error)."""
+    """Context in which a HardwareError becomes a PlanError, so that the command reports a usage error.
+
+    Before the context begins, this function checks that torch is installed.
+    """
     import os
 
     from loadgen.dissect import check_installed

@@ -1,16 +1,19 @@
-"""Messages between the master and worker machines, and between a command and its own Locust process.
+"""Messages of distributed runs: between the master and worker machines, and between a command and its Locust process.
 
-This module also authenticates machines with a shared token and measures the offset between two machines' clocks.
+This module also authenticates machines with a shared token, and measures the offset between the clocks of two machines.
 
     command <── frames ──> Locust process <══ Locust's messages, sealed ══> Locust process <── frames ──> command
     master                 MasterRunner                                     WorkerRunner                  worker
 
-Command messages pass from one command to the other. The Locust processes seal and open these messages, but do not read
-them. Events and orders pass between a command and its own Locust process. A frame consists of a 4-byte length (network
-byte order) and a msgpack message.
+There are two groups of messages:
 
-Both sides prove that they know the token. Every later message carries an authentication code (HMAC) that is derived
-from the token:
+- Command messages pass from one command to the other. The Locust processes seal and open them, but do not read them.
+- Events and orders pass between a command and its own Locust process.
+
+A frame consists of a length of 4 bytes (network byte order) and a msgpack message.
+
+Before the first command message, both machines prove that they know the token. A nonce is a random number that is used
+once:
 
     worker machine                        master
     hello, nonce ─────────────────────────>
@@ -19,8 +22,11 @@ from the token:
            <──────────── welcome, proof(master)
     sealed messages <────────────> sealed messages
 
-The worker proves itself first. A stranger who reaches the master's port therefore sees nothing derived from the token.
-HMAC is RFC 2104 with SHA-256. Messages are authenticated, not encrypted.
+The worker machine proves itself first. A stranger who reaches the master's port therefore sees nothing that is derived
+from the token.
+
+A sealed message carries an authentication code (HMAC of RFC 2104, with SHA-256) that is derived from the token. It is
+authenticated, but not encrypted.
 """
 
 from __future__ import annotations

@@ -426,9 +426,9 @@ class Driver:
                 self._wait(following)
 
     def _build_ahead(self) -> None:
-        """Build one request that waits for a request in flight, so that its prompt is ready when the request is due.
+        """Build the prompt of one request that waits for a request in flight, so that the prompt is ready in time.
 
-        The method schedules itself again until all such requests are built.
+        The method schedules itself again until every waiting request has its prompt.
         """
         assert isinstance(self._following, GraphRequests)
         self._building = not self._interrupted and self._following.build_next()

@@ -951,7 +951,11 @@ def build_prompts(
 
 
 def check_batch(plan: Plan, dialect: Dialect) -> None:
-    """Raise PlanError if requests to this endpoint cannot have the plan's number of inputs."""
+    """Raise PlanError if `--batch-size` requires several inputs per request, but the requests of the plan can have only
+    one.
+
+    The reason is the endpoint of `dialect`, the workload, or a trace that states one prompt length per request.
+    """
     if plan.batch_size == 1:
         return
     option = f"--batch-size {plan.batch_size}"

@@ -118,14 +118,16 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 
 
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
-    """Return the dialect for requests to `path`, a path in a file of whole requests.
+    """Return the dialect for the requests to `path` in a file of whole requests.
 
     A dialect is the request and response format of an endpoint. Normally `path` is the path of an endpoint of the
-    server, and the result is the dialect of this endpoint. For any other path, the result is `dialect`, if the user has
-    named an endpoint or a path.
+    server, and the result is the dialect of this endpoint. For any other path, the result is the argument `dialect`,
+    which the user has chosen by an option for the endpoint or the path.
 
-    Raises PlanError in two cases: the user has named neither, so the format is unknown, or the endpoint takes requests
-    that are not JSON.
+    Raises PlanError in two cases:
+
+    - `path` belongs to no endpoint, and the user has given neither option, so the format is unknown.
+    - The endpoint takes requests that are not JSON.
     """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)
     if result is None and source.implied_paths:

@@ -223,11 +223,11 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
 
 
 def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
-    """Search responses for the mark of a simulated server, and for the names of gateways.
+    """Search responses for the mark of a simulated server, and for the names of gateways. Store both in `health`.
 
-    The mark is a field or header that identifies a simulated server. One response of the server per health sample is
-    enough, so the search ends at the first response that contains the mark or an event. A response without events,
-    such as an HTTP error, does not end the search, because it may come from a gateway instead of the server.
+    The mark is a field or header that identifies a simulated server. The search ends at the first response that
+    contains the mark or an event, because such a response comes from the server itself, and one response is enough. A
+    response without events, such as an HTTP error, may come from a gateway, so the search continues after it.
     """
     for response in responses:
         head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]

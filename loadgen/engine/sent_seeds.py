@@ -1,10 +1,10 @@
-"""Remembers in the user's cache folder which seeds were sent to which server.
+"""Remembers which seeds were sent to which server, in a file in the user's cache folder.
 
-A run with the same seed sends the same prompts, so the server may have them in its prefix cache. The report can then
-say that an earlier run sent them. Without a usable file, the report does not say this.
+Two runs with the same seed send the same prompts, so the server may have the prompts of the second run in its prefix
+cache. The report of the second run then mentions the first run, unless the file cannot be read.
 
-The file holds one hash per combination of URL, model and seed, and the time of the last run with it. It contains no
-addresses and no secrets.
+The file contains a hash of each combination of URL, model and seed, and the time of the last run with this combination.
+It contains no addresses and no secrets.
 """
 
 from __future__ import annotations

@@ -209,11 +209,11 @@ class Sampler:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read the sources again and again until the server is at rest.
+        """Read the telemetry sources repeatedly until the server is at rest, or until every pause is over.
 
-        The server is at rest when its counters no longer change and it has no requests. `last` is its previous reading.
-        A reading follows each pause in `pauses` (in s), and after the last pause the wait ends in any case. The first
-        reading covers every source, and the following ones only the server.
+        The server is at rest if its counters have not changed since the previous reading, and it has no requests.
+        `last` is the reading of the server before the first pause. After each of the `pauses` (in s), there is one
+        reading. The first reading covers every source, and later readings cover only the server.
         """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)

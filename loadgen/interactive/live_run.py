@@ -182,11 +182,11 @@ class LiveTarget(msgspec.Struct):
         return next(self._draws[dialect.endpoint])
 
     def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
-        """Return the body of a request, and the dialect that decodes its response.
+        """Return the body of a request, and the dialect that decodes the response.
 
-        A dialect is the request and response format of an endpoint. `dialect` is that of the request's endpoint, and is
-        usually returned unchanged. In a file of whole requests, a request may name another path. Such a request gets
-        the dialect of this path.
+        A dialect is the request and response format of an endpoint. `dialect` is the dialect of the request's endpoint,
+        and is usually returned. However, a request from a file of whole requests may name a path. In this case, the
+        dialect of the path is returned.
 
         Raises PlanError if the path belongs to no endpoint, and ValueError for text that cannot be sent.
         """

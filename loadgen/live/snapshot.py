@@ -22,10 +22,10 @@ INTERVAL_S = 0.25
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run at one instant.
+    """The state of a run at one instant, for live displays.
 
-    Latencies are in seconds and include all requests so far. A latency is None if no request has it yet. A figure of
-    the server is None if it is not measured.
+    Latencies are in seconds, and include all requests so far. A latency is None until a request has this latency. The
+    fields about the server, such as `server_running`, are None if they are not measured.
     """
 
     elapsed_s: float

@@ -235,11 +235,13 @@ class CapacitySearch:
         return sorted(candidates, key=lambda candidate: candidate.limit_cost)
 
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
-        """Return `configuration` as a candidate, or None if it cannot serve the load.
+        """Return `configuration` as a candidate of the search, or None if it is excluded.
 
-        It is excluded if the model and the longest request do not fit into memory. It is also excluded by its physical
-        limit, if it misses an objective or needs more than --max-gpus GPUs even at this limit. With --exhaustive, a
-        missed objective does not exclude it.
+        A configuration is excluded in these cases:
+
+        - The model and the longest request of `facts` do not fit into memory.
+        - Even at its physical limit, the configuration misses an objective. With --exhaustive, this is no reason.
+        - Even at its physical limit, the configuration needs more GPUs than --max-gpus.
         """
         try:
             deployment = configuration.deployment(self.model, self.space)

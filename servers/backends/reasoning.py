@@ -52,9 +52,10 @@ def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
 
 
 def contains_tags(payloads: Sequence[bytes]) -> bool:
-    """Return True if an event may contain a tag of reasoning, such as `</think>`.
+    """Return True if a response may contain a tag of reasoning, such as `</think>`. `payloads` are its events.
 
-    Most responses contain neither `>` nor a backslash. Searching for a single byte is much faster than for a word.
+    Only responses with a `>` or a backslash are searched for tags. Most responses have neither, and finding this out is
+    fast, because a search for a single byte is much faster than a search for a word.
     """
     content = b"".join(payloads)
     if b">" in content and TAG_BYTES in content:

@@ -60,13 +60,14 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
 
 
 def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
-    """Set the total token counts of an Answer that `build_answer` returned, and return the Answer.
+    """Set the total token counts of `answer`, and return `answer`.
 
-    The caller must set `answer.end_event` first. `broken` describes an unreadable event ("" if there is none).
+    The caller got `answer` from `build_answer`, and has set `answer.end_event`. `pieces` and `totals` are the arguments
+    of `build_answer`. `broken` describes an unreadable event ("" if there is none).
 
-    The server may have counted more tokens than it sent pieces. Either pieces contain several tokens, or some tokens
-    were not streamed. A later check needs the length of the text to tell these two cases apart. The length is therefore
-    stored in the Answer.
+    The server may have counted more tokens than the number of pieces that it sent. There are two possible reasons: some
+    pieces contain several tokens, or some tokens were not streamed. A later check decides between them by the length of
+    the text, which is therefore stored in `answer`.
     """
     finalise(answer, totals.output, broken)
     if answer.counted_by == "wire":

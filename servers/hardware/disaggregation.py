@@ -23,10 +23,12 @@ ITERATIONS = 40
 def disaggregated_times(
     deployment: Deployment, load: Load, memory_fraction: float = 0.9, prefill_workers: float = 1.0
 ) -> LoadTimes:
-    """Return the expected times of one decode worker and `prefill_workers` prefill workers.
+    """Return the expected times of a closed loop, if separate workers compute prompts (prefill) and decode.
 
-    All workers are equal deployments. `prefill_workers` may be a fraction if several decode workers share a prefill
-    worker. `load.in_flight` is the number of requests in flight per decode worker.
+    The result applies to one decode worker with `prefill_workers` prefill workers. This number may be a fraction: it is
+    0.5 if two decode workers share a prefill worker. Each worker is a separate `deployment`. `load.in_flight` is the
+    number of requests in flight per decode worker. `memory_fraction` is the fraction of the GPU memory for weights and
+    KV cache.
     """
     formula = formula_times(deployment, load, memory_fraction)
     limit = limit_times(deployment, load, memory_fraction)

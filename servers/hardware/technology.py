@@ -217,18 +217,21 @@ def scaling_changes(technology_name: str | None, memory_name: str | None, networ
 
 
 def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> ScaledGpu:
-    """Return `scaled` on another technology node, with the same area and the same power.
+    """Return the GPU `scaled` on another technology node, with the same area and the same power.
 
-    `origin` is the node and the memory of the real GPU. The number of SMs grows with the density of logic, and the size
-    of L2 with the density of SRAM. The clock is the highest one at which the chip draws no more power than the original
-    chip. Three figures compare the new node with the old node:
+    `origin` contains the node of the real GPU (the old node), and `node` is the new node. The number of SMs grows with
+    the density of logic, and the size of L2 with the density of SRAM. The clock is the highest clock at which the new
+    chip draws no more power than the original chip.
+
+    The clock is computed from three figures of the new node, relative to the old node:
 
     - `density` is the number of circuits on the same area.
-    - `speed` is the clock of a circuit that draws the same power.
-    - `power` is the power of a circuit at the same clock.
+    - `speed` is the clock at which a circuit draws the same power.
+    - `power` is the power that a circuit draws at the same clock.
 
-    The sources publish no other points of the curve of power and clock than `speed` and `power`. A power law through
-    both points gives the power of a circuit at any other clock, also relative to the old node:
+    How the power depends on the clock is published only for these two cases: the same power and the same clock. A power
+    law through both cases gives the power of a circuit at any other clock. With power and clock relative to the old
+    node:
 
         power of the circuit = power * clock**e,    e = log(1 / power) / log(speed)
 

@@ -259,6 +259,8 @@ def readable_log(log: bytes) -> str:
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """Return the last `lines` nonempty lines of a log. Longer lines are cut to 400 characters."""
+    """Return the last `lines` lines of the log `text`. Empty lines are left out, and lines are cut after 400
+    characters.
+    """
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

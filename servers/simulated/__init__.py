@@ -1,10 +1,10 @@
 """Simulated servers that speak the protocols of vLLM, TGI, LightLLM, SGLang and TEI without running a model.
 
-docs/simulated.md describes them. An arrow means that the module on the left imports the module on the right.
+docs/simulated.md describes the simulated servers. The modules import each other as follows, from left to right:
 
-config ──> stream_sender ──> protocol, token_clock             options, and how responses are sent
-vllm, tgi, lightllm, sglang, tei ──> state ──> stream_sender   one module per backend: requests to bytes
-server ──> process                                             HTTP, in this process or in a child process
+    config ──> stream_sender ──> protocol, token_clock             options, and how responses are sent
+    vllm, tgi, lightllm, sglang, tei ──> state ──> stream_sender   one module per backend: requests to bytes
+    server ──> process                                             HTTP, in this process or in a child process
 """
 
 

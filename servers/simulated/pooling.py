@@ -107,9 +107,10 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 def _encoding(
     state: ServerState, request: CompletionRequest, counts: Sequence[int], prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Encode a response that has the result for each input in `content`, and no generated tokens.
+    """Encode a response without generated tokens, whose fields `content` contain one result per input.
 
-    `counts` has the number of tokens of each input. The id of the response begins with `prefix`.
+    `counts` contains the number of tokens of each input. `prefix` is the beginning of the response's id, such as
+    `embd`.
     """
     prompt_tokens = sum(counts)
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}

@@ -572,10 +572,10 @@ class Scheduler:
             cache.popitem(last=False)
 
     def _assumed_cached_tokens(self, job: Job) -> int:
-        """Return the number of prompt tokens that the policy assumes to be in the prefix cache (`cache_hit_rate`).
+        """Return the number of prompt tokens of a job that the policy assumes to be in the prefix cache.
 
-        The last token of the job so far is never assumed to be there, because it must be computed to generate the next
-        token.
+        The number is a fixed share of the prompt, `cache_hit_rate`. However, at least one token of the job is not in
+        the cache, because the engine must compute a token to generate the next token.
         """
         return min(int(self.policy.cache_hit_rate * job.prompt_tokens), job.prompt_tokens + job.emitted - 1)
 

@@ -126,7 +126,7 @@ class StepTime:
         self._prompt_attention = _prompt_attention_tables(deployment)
 
     def __call__(self, batch: Batch) -> int:
-        """Return the duration of an engine step in ns. `batch` is the size of the step."""
+        """Return the predicted duration in ns of an engine step that processes `batch`."""
         if not batch.prompts:
             return round(1e9 * self.decode_trend(batch.decoding, batch.context)[0]) if batch.decoding else 0
         sequences = batch.prompts + batch.decoding

@@ -80,10 +80,10 @@ class Pool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Put a connection that can carry another request back into the pool.
+        """Put an idle connection back into the pool, so that a later request can use it.
 
-        The pool may hold more idle connections than the number `spare`. If `spare` is 0, or after `close`, the
-        connection is closed and not put back.
+        The connection is closed instead if the pool was created with `spare=0`, or after `close`. Otherwise, the pool
+        accepts any number of connections: `spare` is only the number of connections that it opens in advance.
         """
         if self._spare:
             self._idle.append(connection)

@@ -201,9 +201,10 @@ class _Block:
         """Whether the block has anything but `data` lines and ignored fields."""
 
     def take(self, line: bytes, end: int) -> bool:
-        """Add a line of the block. Return True if the SSE standard defines the field of this line, such as `data`.
+        """Add `line` to the block. Return True if the line has a field that the SSE standard defines, such as `data`.
 
-        The line must not be blank, and it ends at offset `end`. Comments count as defined.
+        The line must not be blank, and `end` is the offset at which the line ends. The result is also True for a
+        comment.
         """
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")

@@ -350,8 +350,9 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
 def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {}) -> str:
     """Explain why the requested timestamp source is not in use. Return "" if it is in use.
 
-    `requested` is the name of the requested source. AUTO stands for the best source. `name` is the name of the source
-    in use. `server` contains the facts `addresses` and `protocol` of the run file's header.
+    - `requested` is the name of the requested source, or AUTO for the best source.
+    - `name` is the name of the source in use.
+    - `server` contains the facts about the server from the run file. Its `protocol` and `addresses` may be the reason.
     """
     best = next(iter(SOURCES)) if requested == AUTO else requested
     if best not in SOURCES or best == name:

@@ -94,10 +94,12 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return how large the load of the arrival process `text` is, in the quantity `over` that the sweep varies.
+    """Return the load of an arrival process as a number, or None if the sweep cannot scale this process.
 
-    If `over` is `rate`, the result is the rate, or None if the process has no constant rate. Otherwise, it is the
-    number of clients, or None if the process is not a closed loop.
+    `text` describes the process, for example `poisson:20`. `over` is the quantity that the sweep varies:
+
+    - `rate`: the load is the rate. Only processes with a constant rate can be scaled.
+    - `concurrency`: the load is the number of clients. Only closed loops can be scaled.
     """
     process = arrivals.parse(text)
     if over == "rate":

@@ -109,10 +109,14 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the bounds, multiplied by the smallest factor at which the share `share` of the requests meets them.
+    """Return how far `bounds` must be relaxed so that the share `share` of the requests, such as 0.99, meets them.
 
-    `ordered` contains the bound scales of all requests in ascending order. The bound scale of a request is the smallest
-    factor at which this request meets the bounds (see `bound_scale`). Return None if too few requests are complete.
+    The result contains the smallest factor at which enough requests meet the bounds, and the bounds times this factor.
+    A factor below 1 means that the bounds could even be stricter.
+
+    `ordered` contains one number per request, in ascending order: the smallest factor at which this request meets the
+    bounds (see `bound_scale`). Return None if this number is infinite for too many requests, for example because they
+    are not complete.
     """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):

@@ -52,11 +52,11 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 
 
 def notes(sizes: Mapping[str, str]) -> list[str]:
-    """Return a note about the column `compute from` of the tables.
+    """Return a list with one note on the column `compute from` of the tables of kernels.
 
-    The column states the size from which on compute, instead of memory bandwidth, limits the speed of a kernel. For
-    some kernels, this size has another unit than the table's heading says, which the note explains. `sizes` contains
-    the unit in the heading of each phase, such as `prefill`.
+    The column contains sizes of the input, such as 300 tokens. For inputs of at least this size, a kernel needs more
+    time for compute than for memory. `sizes` maps each phase, such as `prefill`, to the unit of the sizes in its table.
+    The note names the kernels whose sizes have another unit.
     """
     if "prefill" in sizes:
         return [
@@ -190,10 +190,10 @@ def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[st
 
 
 def _table(bounds: Labelled, phase: str, size: str) -> Any:
-    """Return the table of the arithmetic intensities (FLOPs per byte) of all kernels of a phase, such as `prefill`.
+    """Return the table of a phase, such as `prefill`: one row per kernel and one column per GPU.
 
-    Under each intensity, the table shows the smallest size from which compute is the limit of the kernel. An example of
-    a size is the number of tokens in a batch. `size` is the unit of the sizes.
+    A cell shows the arithmetic intensity of the kernel (FLOPs per byte). Below, it shows the smallest size of the input
+    at which compute limits the kernel, such as `from 300`. `size` is the unit of these sizes, such as `tokens`.
     """
     from loadgen.analysis.report import ColumnKind, TableCell
     from loadgen.analysis.report.tables import number_columns, table

@@ -132,10 +132,7 @@ def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Dis
 
 
 def _largest_ns_within(bound_s: float) -> int:
-    """Return the largest integer number of ns that does not exceed `bound_s`.
-
-    The comparison is made after the number was converted to seconds as a float64.
-    """
+    """Return the largest integer number of ns that is at most `bound_s` after it was converted to seconds (float64)."""
     nanoseconds = math.ceil(bound_s * NS_PER_S) + 1
     while nanoseconds / NS_PER_S > bound_s:
         nanoseconds -= 1

@@ -251,11 +251,14 @@ def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[Recov
 
 
 def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> tuple[RecoveredFigure, int | None]:
-    """Return how one figure recovered after a command, and the index of the first window with normal values again.
+    """Return how one figure recovered after a command, and the index of the time window in which it was normal again.
 
-    The command ran at `at_s` seconds. `windows` contains the indices of the time windows after the command that have a
-    value. A value beyond `limit` is not normal. If the figure did not recover, the second result is None. If it was
-    never disturbed, the second result is the first of `windows`.
+    - `at_s` is the time of the command in seconds.
+    - `windows` contains the indices of the time windows after the command in which the figure has a value.
+    - `limit` is the worst value that is still normal.
+
+    If the figure did not recover, the index is None. If the command did not disturb the figure, the index is the first
+    of `windows`.
     """
     values = figure.series.values[windows]
     outside = values > limit if figure.direction == "lower" else values < limit

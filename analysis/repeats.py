@@ -183,7 +183,7 @@ def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -
 
 
 def is_thin(summary: Summary, name: str) -> bool:
-    """Return True if the figure is a percentile from too few samples."""
+    """Return True if the figure `name`, such as `ttft.p99`, is a percentile of too few samples."""
     latency, _, statistic = name.partition(".")
     distribution = summary.latencies.get(f"{latency}_s")
     return distribution is not None and statistic in distribution.thin

@@ -47,7 +47,11 @@ def session_figures(frame: Frame) -> summary.SessionFigures | None:
 
 
 def sessions_in_flight(frame: Frame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the times in ns at which the number of sessions in flight changes, and the number from each time on."""
+    """Return the number of sessions in flight over time, as two arrays.
+
+    The first array contains the times in ns at which the number changes. The second contains the number after each
+    change.
+    """
     graphs = frame.graphs
     if graphs is None:
         return np.empty(0), np.empty(0, np.int64)

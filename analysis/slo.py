@@ -213,10 +213,14 @@ def _missing_text(objective: Objective) -> str:
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
-    """Store in `verdict` when the figure of a failed objective began to miss its bound.
+    """Store in `verdict` the time window of the run in which a failed objective was first missed.
 
-    This is a time window of the run. Nothing is stored if the run is too short for time windows, or if the figure
-    missed the bound from the beginning.
+    The window is stored as a pair of times (`first_bad_s`) and in the text of the verdict. It is unknown, and nothing
+    is stored, in these cases:
+
+    - The figure of the objective is neither a latency nor a rate.
+    - The run is too short for time windows.
+    - The figure missed the bound from the beginning, or never in several windows in a row.
     """
     if objective.figure not in (*LATENCIES, *RATES):
         return
@@ -442,9 +446,10 @@ def _number_format(objective: Objective, measured: float) -> tuple[Callable[[flo
 
 
 def _share_text(share: float, bound: float) -> str:
-    """Return a share in percent, such as `99.5`, without trailing zeros.
+    """Return a share in percent without trailing zeros, such as `99.5` for the share 0.995.
 
-    The number is rounded to two decimals, or to the decimals of the bound in percent if those are more.
+    The percentage is rounded to two decimals. If `bound` has more decimals in percent, it is rounded to as many as
+    `bound` has.
     """
     bound_decimals = len(f"{bound * 100:.8g}".partition(".")[2])
     return f"{share * 100:.{max(2, bound_decimals)}f}".rstrip("0").rstrip(".")

@@ -217,11 +217,13 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Return a sentence that compares the mean numbers of requests in flight in the two halves of a run.
+    """Return a sentence that compares the number of requests in flight in the two halves of a run, or an empty string.
 
-    The halves are those of the time from `from_ns` to `to_ns`, and `steps` is the number of requests in flight over
-    time. The result is an empty string if the two means do not differ clearly. It is also empty if this time is shorter
-    than `residence_ns`, the median time that a request is in flight.
+    The time from `from_ns` to `to_ns` is divided into two halves. `steps` is the number of requests in flight over
+    time, and its mean is computed for each half.
+
+    The result is an empty string if the two means do not differ clearly. It is also empty if the time to divide is
+    shorter than `residence_ns`, the median time that a request is in flight.
     """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""
@@ -323,8 +325,8 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
     """Return the part of the step function `steps` from the time `begins` to the time `ends`.
 
-    These two times are the first and the last instant of the part. The last count is repeated at the time `ends`, so
-    that every instant has a count.
+    `begins` is the first instant of the part, and `ends` is the last. The last count appears twice, because the instant
+    `ends` needs a count too.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.counts[first - 1] if first else 0

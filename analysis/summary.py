@@ -635,7 +635,7 @@ class ClientHealth(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """True if the run is valid: the client was not the limit."""
+        """True if the client was not the limit, so that the run is valid."""
         return self.verdict == "ok"
 
 
@@ -1070,7 +1070,7 @@ class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that ran at an instant of the run (--at), and how the server recovered after it."""
+    """A command of --at that ran during the run, and how the server recovered after it."""
 
     command: str
     at_s: float

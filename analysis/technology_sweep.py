@@ -162,7 +162,11 @@ def _capitalised(text: str) -> str:
 
 
 def build_document(sweep: TechnologySweep) -> doc.Document:
-    """Return the page: times by node and memory, the parts of each time, and the figures of every chip."""
+    """Return the page of `loadgen hardware sweep`.
+
+    The page shows the times of the model by technology node and memory, the parts of each time, and the properties of
+    the GPU at each technology node.
+    """
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.charts import PALETTE
     from loadgen.analysis.report.status import COMPUTED

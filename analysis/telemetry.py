@@ -113,7 +113,10 @@ def count_mixed_replicas(run: Run) -> int:
 
 
 def _count_mixed_replicas(run: Run) -> int:
-    """Compute the result of `count_mixed_replicas` from the readings."""
+    """Return the minimum number of replicas whose counters are mixed in the readings of the server.
+
+    This function goes through all readings at every call. `count_mixed_replicas` stores its result.
+    """
     valid = [
         reading for reading in _all_readings(run, "server") if not reading.gap and "replicas" not in reading.values
     ]

@@ -660,7 +660,10 @@ def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 
 def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the chart data of one run, reduced to about `points_max` points or fewer."""
+    """Return the data of a chart with fewer points: at most about `points_max`.
+
+    Throughput over time (`course`) keeps all of its points, but loses the data that the page does not show.
+    """
     if "course" in data:
         return {"course": {name: data["course"][name] for name in ("start_s", "tokens_per_s")}}
     every = max(1, math.ceil(len(data["x"]) / max(2, points_max)))

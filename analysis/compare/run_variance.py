@@ -232,14 +232,14 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float:
     """Return the standard deviation of `log(t_B / t_A)` over pieces of the runs A and B.
 
-    Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. Run A takes the
-    time t_A for a piece, and run B takes t_B. If `shift` is true, one change of pace is removed first (see
-    `_change_of_pace`).
+    Each run is divided into PIECES pieces. A piece is the same share of the work in both runs. It takes the time t_A in
+    run A and t_B in run B. If `shift` is True, one change of pace is removed first (see `_change_of_pace`).
 
-    The estimate is repeated with longer pieces, each of which joins several neighbouring pieces. Every estimate is
-    scaled to one piece, and the result is the largest one.
+    The standard deviation is estimated several times: for single pieces, and for groups of neighbouring pieces
+    (LEVELS). The estimate for groups is converted to one for single pieces. The largest estimate is returned.
 
-    Return NaN if a run has too few chunks or engine steps, and infinity if too few pieces have a positive length.
+    Return NaN if a run has too few chunks or engine steps. Return infinity if too few pieces have a positive duration
+    in both runs.
     """
     steps_min = STEPS_MIN_WITH_SHIFT if shift else STEPS_MIN
     for run in (a, b):
@@ -269,10 +269,10 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
 
 
 def _change_of_pace(values: Floats) -> Floats:
-    """Return the step function with a single step that fits `values` best, as an array of the same length.
+    """Return the step function that fits `values` best, as an array: one mean before the step, another one after it.
 
-    If this function explains less than the share EXPLAINED of the variance of `values`, every element of the result is
-    their mean.
+    If the step explains less than the share EXPLAINED of the variance of `values`, there is no change of pace. All
+    elements of the result are then the mean of `values`.
     """
     fits = [np.repeat((values[:cut].mean(), values[cut:].mean()), (cut, len(values) - cut)) for cut in range(1, PIECES)]
     residuals = [float(np.square(values - fit).sum()) for fit in fits]

@@ -345,7 +345,7 @@ class MatrixReport:
         return doc.Card(label, leader, f"{', '.join(self._rates(cells))} {self._scale(MAIN)[1]}", lead)
 
     def _rates(self, cells: Sequence[CellSummary]) -> list[str]:
-        """Return the name of the server of each cell with its throughput, without the unit."""
+        """Return one text per cell: the name of its server, and the throughput as a number without the unit."""
         scale = (1.0, self._scale(MAIN)[1])
         return [f"{self.servers[cell.server]} {figure(cell, MAIN, scale).text}" for cell in cells]
 

@@ -107,11 +107,11 @@ def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def thin_points(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the data of a chart with at most `points_max` points: evenly spaced points, and the points at both ends.
+    """Return the data of a chart, reduced to at most `points_max` points.
 
-    `data` contains lists of equal length, with one entry per point. The number of points before thinning is the length
-    of the list `data["x"]`, or `data["drawn"]` if there is no such list. The value `drawn` becomes the new number of
-    points. All other values of `data` are not changed.
+    Points at both ends and evenly spaced points remain. `data` contains lists with one entry per point, and other
+    values. The number of its points is the length of the list `data["x"]`, or `data["drawn"]` if there is no such list.
+    In the result, `drawn` is the new number of points. The other values are not changed.
     """
     count = len(data["x"]) if "x" in data else data.get("drawn", 0)
     if count <= points_max:
@@ -645,12 +645,14 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 
 
 def _gaps(frame: Frame, sampled: Booleans, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays on the gaps between consecutive chunks in one block of the frame.
+    """Return three arrays that describe the gaps between consecutive chunks in one block of the frame.
 
-    Only rows that the mask `sampled` selects are included. `rows` and `chunks` delimit the block.
+    - The length of each gap in s.
+    - The number of the token that ends the gap, counted from 1 in its response. If the chunk after the gap has several
+      tokens, this is the first of them.
+    - The index of the chunk after the gap.
 
-    The first array contains the length of each gap in s. The second contains the number of the token that ends the gap,
-    from 1. The third contains the index of the chunk that ends the gap.
+    `rows` and `chunks` delimit the block. The mask `sampled` selects the rows of the frame that are included.
     """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     retained = np.repeat(sampled[rows], counts)

@@ -118,7 +118,7 @@ def _client_sentence(summaries: Sequence[Summary]) -> str:
 
 
 def _complete_sentence(summaries: Sequence[Summary]) -> str:
-    """Return a sentence that says that the requests of all repeats are complete, or why some are not."""
+    """Return a sentence for several repeats: all of their requests are complete, or how many are not, and why."""
     complete = sum(summary.requests.complete for summary in summaries)
     planned = sum(summary.requests.planned for summary in summaries)
     if complete == planned:

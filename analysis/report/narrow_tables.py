@@ -28,11 +28,12 @@ def column_gap(columns: int) -> int:
 
 
 def fit(table: Table, width: int) -> list[Table]:
-    """Return tables of at most `width` characters: the table, possibly with shortened row names, or several tables.
+    """Fit a table into `width` characters. Return one table, or several tables that together contain all columns.
 
-    If there are several tables, the columns are divided among them. Cells that show the name of a run must already
-    contain this name as their text. A table remains wider than `width` if its row names and a single other column do
-    not fit.
+    Row names are shortened if that is enough. Otherwise the columns are divided among several tables, each with the row
+    names. A table stays wider than `width` if its row names and a single other column do not fit next to each other.
+
+    The cells with the names of runs must already contain these names as text.
     """
     widths = _min_widths(table)
     if _total(widths) <= width:

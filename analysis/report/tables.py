@@ -140,7 +140,7 @@ def _cards(summary: Summary) -> dict[str, Card]:
 
 
 def _audio_cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards of runs with recordings or speech, by short name. The dict is empty for other runs."""
+    """Return the cards with audio figures, by short name. The dict is empty for a run without recordings and speech."""
     throughput = summary.throughput
     cards = {}
     if throughput.audio_seconds_per_s is not None:

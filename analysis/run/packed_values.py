@@ -44,7 +44,7 @@ def _selector(names: list[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]
 
 
 def layout_of(names: tuple[str, ...], types: tuple[type, ...]) -> Layout:
-    """Return the Layout of samples with these names and types of values. Samples that are alike share a Layout."""
+    """Return the Layout of samples whose values have these names and types. Each combination has one shared Layout."""
     layout = _layouts.get((names, types))
     if layout is None:
         layout = _layouts[names, types] = Layout(names, types)

@@ -93,11 +93,11 @@ def compare(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Divide the speed-up from one GPU to the next into factors.
+    """Explain the speed-up from one GPU to the next as a product of factors.
 
-    The factors are the compute rate, the number format, memory bandwidth and capacity, the link, launches, software
-    and the number of GPUs. They are applied one after the other, and their product is the speed-up. Exit codes: 0
-    computed, 2 usage error.
+    The factors are compute rate, number format, memory bandwidth, memory capacity, links, kernel launches, software and
+    number of GPUs. They are applied one after the other, and the product of their gains is the whole speed-up. Exit
+    codes: 0 computed, 2 usage error.
     """
     check_purpose(context, purpose)
     gpus_compared = [name for words in gpus_compared for name in words.split(",") if name]

@@ -494,8 +494,9 @@ def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str 
 def _redact_json(text: str) -> str:
     """Return `text`, the value of `--extra-body`, in a form that may be stored.
 
-    Each secret is replaced by the name of an environment variable. If the text is not JSON, `...` is returned if it may
-    contain a secret. A reference to a file, such as `@FILE`, is returned unchanged.
+    - In JSON, each secret is replaced by the name of an environment variable, for example `{"api_key": "$API_KEY"}`.
+    - A reference to a file, such as `@FILE`, is returned unchanged.
+    - Other text is returned unchanged, or replaced by `...` if it may contain a secret.
     """
     if text.startswith("@"):
         return text

@@ -245,9 +245,10 @@ def probe(
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return `facts`, marked as those of a simulated server if `mark` is not None.
+    """Return `facts`, changed to those of a simulated server if `mark` is not None.
 
-    A simulated server includes a mark with the speed of its clock in every response. `mark` is None for a real server.
+    `mark` is the mark that a response of the server contained, or None if no response contained one. It usually states
+    the speed of the simulated server's clock. Facts that already describe a simulated server are returned unchanged.
     """
     if mark is None or facts.simulated:
         return facts

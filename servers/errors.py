@@ -67,7 +67,8 @@ class UnreachableError(ServerError):
 class ClientLimitError(UnreachableError):
     """This machine cannot open a connection: no free port or file descriptor, no route, or no permission.
 
-    The server did not cause the error. The exit code of a command tells that this machine was the limit."""
+    The server is not the cause. The command's exit code tells that this machine was the limit.
+    """
 
 
 class LocalLimitError(OSError):

@@ -24,7 +24,7 @@ _NAMES = ("id", "system_fingerprint", "docker_label")
 
 
 class Mark(NamedTuple):
-    """The mark of a simulated server, as found in one of its responses."""
+    """The mark of a simulated server, as read from one response."""
 
     speed: float | None
     """Speed of the server's clock relative to real time. None: the mark does not state the speed."""

@@ -556,12 +556,18 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 
 
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
-    """Return the values of one metric, usually one per engine, or None if the page has no such metric.
+    """Return the values of one metric, usually one value per engine. Return None if the page has no such metric.
 
-    `value_name` is loadgen's name for the metric, and `names` lists the names that it can have on the page. The first
-    name that is on the page is used. If several samples describe the same engine, only the largest one counts, except
-    that a counter has one value for each process. The docstring of this module explains these rules. A counter that is
-    declared on the page but has no sample has the value 0.
+    `value_name` is loadgen's name for the metric. `names` lists the names that the metric can have on the page, and the
+    first name that is on the page is used.
+
+    The page may contain several samples for one engine. The module's docstring explains how they are combined:
+
+    - If the samples come from several ranks of the engine, only the largest sample counts.
+    - If they come from several processes, a counter has one value per process. For a gauge, only the largest sample
+      counts.
+
+    A counter that is declared on the page but has no sample has the value 0.
     """
     metric = _name_on_page(page, names)
     if metric is None:

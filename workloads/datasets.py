@@ -369,10 +369,10 @@ def _chat(item: Mapping[str, Any]) -> Sample:
 
 
 def _is_plain(messages: Sequence[Any]) -> bool:
-    """Return True if every message has only a role and a text, so that every API can send it.
+    """Return True if every message of a chat has only a role and a text. Every API can send such a chat.
 
-    The last message of the user may also have images. Malformed messages count as plain, because the reader of plain
-    messages reports the mistake.
+    Images are allowed too, in the last message of the user. Malformed messages count as plain, so that the function
+    which reads plain messages reports the mistake.
     """
     last_user = max((index for index, message in enumerate(messages) if _role_of(message) in USER_ROLES), default=-1)
     for index, message in enumerate(messages):

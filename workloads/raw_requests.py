@@ -80,7 +80,7 @@ class BodyFields(msgspec.Struct):
 
 
 class RawLine(NamedTuple):
-    """One request of the file, with the time and the session that its line states."""
+    """One line of the file: its request, and the time (`at_ns`) and the session that the line states."""
 
     request: Request
     """The request with the id 0. Its `path` is empty if the line has no `url`."""
@@ -159,9 +159,10 @@ def _line(text: bytes) -> RawLine:
 
 
 def _problem(message: str) -> str:
-    """Return the mistake in a line of the file as a predicate, such as "has the unknown field `at_s`".
+    """Return what is wrong with a line of the file, such as "has the unknown field `at_s`".
 
-    `message` is the error message of msgspec for this line.
+    `message` is the error message of msgspec. The result is worded so that it can follow the name of the file and the
+    number of the line.
     """
     unknown = message.removeprefix("Object contains unknown field ")
     return f"has the unknown field {unknown}" if unknown != message else f"has a wrong field: {message}"
@@ -208,10 +209,10 @@ def _check_no_echo(body: BodyFields) -> None:
 
 
 def _check_like_first(entry: RawLine, first: RawLine) -> None:
-    """Raise WorkloadError if the line `entry` contradicts the first line of the file in one of two ways.
+    """Raise WorkloadError if the optional fields of the line `entry` do not fit those of the file's first line.
 
-    - Either all lines must have `at`, or none.
-    - A line may have `session` only if the first line has it too.
+    - `at`: must be in every line or in no line.
+    - `session`: may be in a line only if it is in the first line too.
     """
     if (entry.at_ns is None) != (first.at_ns is None):
         states = ("has no", "has one") if entry.at_ns is None else ("has an", "has none")

@@ -320,11 +320,13 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
 def _agent_of(
     draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
 ) -> tuple[int, int | None]:
-    """Return two indices: the first node of the draft's agent, and the first node of the agent that started this agent.
+    """Return the agent that makes the request `draft`, and the agent that started this agent.
 
-    The second index is None if no agent started it. `draft` is the request to add, `edges` leads to the requests that
-    it waits for, and `nodes` contains all requests before it. `agents` maps the name of each agent to the index of its
-    first node. A new agent with a name is added to `agents`.
+    Each agent is returned as the index of its first node. The second result is None if no agent started the first one.
+
+    - `edges` lead to the requests that `draft` waits for.
+    - `nodes` contains all requests before `draft`.
+    - `agents` maps the name of each agent to the index of its first node. If `draft` names a new agent, it is added.
     """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)

@@ -178,12 +178,15 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the usable candidate words, with the number of tokens that each word adds after another word.
+    """Return the usable candidate words with their costs: the number of tokens that each word adds to a text.
 
-    Each candidate is counted as the second word of a text of two words. Words of more than COST_LIMIT tokens are left
-    out. `alone` maps words to their token counts as complete texts, and must contain the first candidate. `openings` is
-    the number of words that are also counted at the start of a text. The result also states whether token counts are
-    additive (see the module's docstring).
+    Each candidate is counted as the second word of a text of two words. A word is usable if its cost is from 1 to
+    COST_LIMIT tokens. If more than WORDS_LIMIT words are usable, only the cheapest ones are returned. The result also
+    states whether token counts are additive (see the module's docstring).
+
+    - `count` counts the tokens of texts.
+    - `alone` maps words to the token counts of texts that consist of this word. It must contain the first candidate.
+    - `openings` is the number of words that are also counted at the start of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -364,11 +367,15 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position of a prefix among all prefixes of the run, counted from 0.
+        """Return the position of one prefix among all prefixes of the run, counted from 0.
 
-        The prefix is a text or a shared span, with which several prompts begin. Texts have the numbers 0, 1, 2, ...,
-        and shared spans have negative numbers. All shared spans come before the texts. `tokens` is the length of the
-        text or span.
+        A prefix is the beginning of one or more prompts: a shared span, or the text of a whole prompt. The shared spans
+        have the first positions, and the texts follow.
+
+        - `number` is the number of the prefix. Texts have the numbers 0, 1, 2, ..., and shared spans have negative
+          numbers.
+        - `tokens` is the length of the prefix. A shared span is identified by its number and its length. The position
+          of a text does not depend on its length.
         """
         if number >= 0:
             return self.total - self._texts + number

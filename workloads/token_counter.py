@@ -130,16 +130,19 @@ def approximate(texts: Sequence[str]) -> list[int]:
 
 
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
-    """Return a token counter whose counts are exact, or None if neither tokenizer file nor server provides one.
+    """Return a token counter whose counts are exact, or None if neither `local` nor `server` provides one.
 
-    - `local` is the tokenizer file, whose counts are preferred. In this case, `server` only measures the tokens that
+    - `local` is the tokenizer file. If there is one, it counts the tokens, and `server` only measures how many tokens
       the server adds to a prompt.
     - `server` counts tokens by requests to the server. Without a tokenizer file, it is used if a route of the server
       counts tokens without running the model.
-    - `verify` is True if estimated counts are also acceptable. The function then tests whether the route works, because
-      a gateway may block it. If the route uses the tokenizer of another model, the function returns None.
+    - `verify` is True if the caller can use estimated counts instead. A route that cannot be used must then be noticed
+      now, and not only when the prompts are built. The function therefore counts one word as a test, because a gateway
+      may block the route. If the route uses the tokenizer of another model, the function returns None instead of
+      raising PromptError.
 
-    Raises UnknownCountError if the server does not report a count, and PromptError if two counts contradict each other.
+    Raises UnknownCountError if the server does not report a count, for example in this test. Raises PromptError if
+    `local` and `server` count differently.
     """
     source = local or server
     words = (source and source.words) or COMMON_WORDS

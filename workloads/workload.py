@@ -401,7 +401,7 @@ def prepare_prompts(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> Prompts:
-    """Prepare the prompts of a run. This function may send texts to the server to count their tokens.
+    """Prepare the prompts of a run. To count tokens, this function may send texts to the server.
 
     - `token_ids`: True if the endpoint accepts token ids.
     - `local`: the tokenizer file, or None if the user names none.
@@ -411,10 +411,10 @@ def prepare_prompts(
     - `store`: stores the server's vocabulary, so that later runs need not measure it again.
     - `progress`: called with the number of prompts that have been surveyed, counted or built so far.
 
-    Normally, each prompt is built later, when it is needed. All texts are built here if their tokens must be counted
-    text by text, because the token count of a text is not the sum over its words (see loadgen.workloads.text_prompts).
+    Normally, each prompt is built later, when it is needed. With some tokenizers, the token count of a text is not the
+    sum of the counts of its words. All texts are then built and counted here (see loadgen.workloads.text_prompts).
 
-    Raises PromptError if a length cannot be exact, or if tokenizer file and server count differently. Raises
+    Raises PromptError if a length cannot be exact, or if the tokenizer file and the server count differently. Raises
     WorkloadError if a file is malformed.
     """
     from_file = spec.holds_texts

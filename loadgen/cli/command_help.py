@@ -260,9 +260,10 @@ def _first_name(names: str) -> str:
 
 
 def _short_names(names: str) -> str:
-    """Return the names of an option for the short help: its names with one letter, and its first long name.
+    """Return the names of an option that the short help shows: the short names, and the first long name.
 
-    For example, `-n, --n, --requests N` becomes `-n, --n N`.
+    A short name is one dash and one letter, such as `-n`. A long name begins with two dashes, such as `--n`. `names`
+    contains all names of the option and its placeholder. For example, `-n, --n, --requests N` becomes `-n, --n N`.
     """
     short = re.findall(r"(?<![\w-])-\w(?!\w)", names)
     placeholder = names.rpartition(_all_names(names)[-1])[2] if _all_names(names) else ""

@@ -798,10 +798,10 @@ def _compose_lengths(draft: Draft) -> None:
 
 
 def _is_sglang(draft: Draft) -> bool:
-    """Return True if the draft was translated from a command of sglang.bench_serving.
+    """Return True if the draft was translated from a command of SGLang's benchmark, sglang.bench_serving.
 
-    The meaning of `--random-range-ratio` depends on this. In this tool, it is the shortest length divided by the
-    longest length.
+    There, `--random-range-ratio` is the shortest length divided by the longest length. In other tools, it is the
+    largest relative deviation from the mean length.
     """
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 

@@ -363,10 +363,10 @@ def _hour_cost(text: str | None) -> Price | None:
 
 
 def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:
-    """Return the clock speed of the server, as a multiple of real time. It is 1 for a real server.
+    """Return the clock speed of the plan's server, as a multiple of real time. The speed of a real server is 1.
 
-    Raises PlanError if the speed is not 1 and an option needs real time: --gpu-hour-cost or --twin. Prices and the
-    predictions of a twin are in real time. The other figures of a sweep are in the time of the server's clock.
+    Raises PlanError for --gpu-hour-cost and --twin if the speed is not 1. A sweep measures in the time of the server's
+    clock, but prices and the predictions of a twin are in real time.
     """
     from loadgen.engine.resolve_server import clock_speed
 

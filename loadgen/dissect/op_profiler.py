@@ -74,9 +74,10 @@ class Clock:
         return event
 
     def exclude_since(self, since_ns: int) -> None:
-        """Leave out the time from `since_ns` (time.perf_counter_ns) until now, in which the profiler has worked.
+        """Exclude the time from `since_ns` until now, in which the profiler itself has worked.
 
-        On a CPU, times that this clock returns from now on are earlier by this amount. On a GPU, this has no effect.
+        `since_ns` is a time of time.perf_counter_ns. On a CPU, all later times of this clock are smaller by the
+        excluded time. On a GPU, this method has no effect.
         """
         self.excluded_ns += time.perf_counter_ns() - since_ns
 

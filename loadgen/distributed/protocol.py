@@ -97,7 +97,7 @@ class Hello(Message, frozen=True):
 
 
 class PromptsReady(Message, frozen=True):
-    """Reports that the worker machine has reached the server and built its prompts."""
+    """Message of a worker machine that has reached the server and built its prompts."""
 
     fingerprints: list[bytes]
     """One digest per worker process, computed from the first request bodies that the process will send."""
@@ -285,7 +285,7 @@ def exchanged(t1: int, t2: int, t3: int, t4: int) -> ClockSample:
 
 
 class Exchanged(Message, frozen=True):
-    """Event on the master: one exchange of timestamps has ended."""
+    """Event on the master: an exchange of timestamps with the worker machine `node` has ended, with this result."""
 
     node: str
     sample: ClockSample
@@ -376,10 +376,10 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start the Locust process of a loadgen command, with the role of this command and the address of the master.
+    """Start the Locust process of this command. Yield the command's end of the socket between the two processes.
 
-    Yield the command's end of the socket that connects the command with the Locust process. The Locust process ends
-    with the context, and also if the command is killed.
+    `role` is the role of the command. The master listens at `host` and `port`, and a worker machine connects to them.
+    The Locust process ends when the context ends, and also if the command is killed.
     """
     ours, theirs = socket.socketpair()
     command = own_process("loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno()))

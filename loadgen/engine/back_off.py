@@ -41,9 +41,9 @@ def was_refused(error_kind: str, http_status: int | None) -> bool:
 
 
 class BackOff:
-    """Decides when the clients of a closed loop that pause may send again. All times are in ns from the run's start.
+    """Decides how long clients of a closed loop pause after a request that failed immediately.
 
-    A client pauses if its last request failed immediately.
+    All times are in ns from the run's start.
     """
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Note that a client continues without a pause, because its request was not refused within AT_ONCE_NS (1 s).
+        """Note that a client sends its next request without a pause, because its last request did not fail immediately.
 
-        `was_retry` is True if the client had paused before this request. In this case, the next waiting client may send
-        at once.
+        A request fails immediately if it is refused within AT_ONCE_NS (1 s). `was_retry` is True if the client had
+        paused before its last request. In this case, the next waiting client may send at once.
         """
         self._failing_since_ns = None
         if was_retry:

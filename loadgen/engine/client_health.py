@@ -155,22 +155,26 @@ SERVER_GAUGES = {"server_running": "running", "server_waiting": "waiting", "kv_u
 class LiveCounters(Structure):
     """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
-    - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
-      turns count. Requests become due in order, so the due requests are always the worker's first ones.
+    - `due`: number of requests that have become due, whether they were sent or not. All turns of a session count as due
+      when the session starts. Requests become due in order, so the due requests are always the worker's first requests.
     - `streaming`: number of requests in flight whose response has begun to arrive.
-    - `tokens`: number of tokens that have arrived. The tokens of responses that are not recorded yet are estimated from
-      the number of bytes that have arrived.
+    - `tokens`: number of tokens that have arrived. If a response is not recorded yet, its tokens are estimated from the
+      number of bytes that have arrived.
     - `prepared`: number of requests whose prompts have been built.
     - `unwritten_bytes`: size of the Records that wait in memory because they could not be written to disk.
-    - `first_sent_ns`, `last_end_ns`: when the first request was sent and the last one ended, in ns from the run's
-      start; 0 if there is none.
+    - `first_sent_ns`: time at which the first request was sent, in ns from the run's start. 0 if no request was sent.
+    - `last_end_ns`: time at which the last request ended, in ns from the run's start. 0 if no request has ended.
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
     - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token was found.
     - `tpot`: histogram of the TPOTs of complete requests.
     - `ttfa`: histogram of the times to the first answer, of complete requests that begin with reasoning.
-    - `server_running`, `server_waiting`: number of requests that the server processes, and number of requests in its
-      queue, according to its latest metrics. NaN if they are not measured. The coordinator sets them, not the workers.
-    - `kv_used`: used share of the server's KV cache from 0 to 1, from the same metrics. NaN if it is not measured.
+
+    The coordinator, not the worker, sets three figures of the server from its latest metrics. A figure is NaN if it is
+    not measured.
+
+    - `server_running`: number of requests that the server processes.
+    - `server_waiting`: number of requests in the server's queue.
+    - `kv_used`: used share of the server's KV cache, from 0 to 1.
     """
 
     _fields_ = [

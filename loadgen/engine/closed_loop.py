@@ -133,10 +133,10 @@ class SessionQueue:
 
 
 class Turns:
-    """The later turns of sessions that are chats.
+    """Creates the later turns of chat sessions. Each turn is due when a think time after the previous response is over.
 
-    Each turn is due after a think time. The think time begins when the response to the previous turn has been decoded.
-    `slot_of` encodes a turn, given its due time.
+    The think time begins when the previous response has been decoded. `slot_of` takes a session and a due time. It
+    encodes the request of the session's current turn, and returns this request with its due time.
     """
 
     def __init__(self, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:

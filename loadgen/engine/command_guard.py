@@ -67,7 +67,10 @@ class CommandGuard:
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Read lines such as `+123` and `-123`, and end the process groups that were added and not removed."""
+    """Read `lines` to their end, and then end the process groups that are still registered.
+
+    The line `+123` registers the process group 123, and `-123` removes it again.
+    """
     groups = set[int]()
     for line in lines:
         group = int(line[1:])

@@ -97,9 +97,9 @@ class CommandRunner:
         return [f"{count} commands of --at, from {first_s:g}s on, did not run: the run ended before they were due"]
 
     def begin(self, start_ns: int, folder: Path) -> None:
-        """Start to wait for the instants of the commands. The run starts at `start_ns` (CLOCK_MONOTONIC).
+        """Start one thread per command. Each thread waits until its command is due, and runs it.
 
-        Results are written to a part file in `folder`.
+        The run starts at `start_ns` (CLOCK_MONOTONIC). The results are written to the part file PART in `folder`.
         """
         if not self._commands:
             return

@@ -705,8 +705,10 @@ class Driver:
     def _give_up_next(self) -> None:
         """Record the next request of a closed loop as not sent, because the server counts as down.
 
-        This is repeated until no request is left. For a single request, this method schedules its next call. For a
-        request of a session, `_on_turn` makes the next call.
+        Every further request is recorded in the same way, until no request is left:
+
+        - After a request without a session, this method schedules another call of itself.
+        - After a request of a session, `_on_turn` ends the session, which leads to another call of this method.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
@@ -1009,10 +1011,10 @@ class Recorder:
             self.on_idle()
 
     def _ready_count(self, maximum: int) -> int:
-        """Return how many of the first requests in `ended` can be decoded together now, at most `maximum`.
+        """Return how many of the first requests in `ended` can be recorded together now, at most `maximum`.
 
-        A response can be decoded when all its timestamps are known. If the total size of the responses exceeds
-        TOGETHER_BYTES, only the first ones are decoded together.
+        The count ends before the first response whose timestamps are not all known. It also ends before the responses
+        have more than TOGETHER_BYTES bytes in total, but a single response may be larger.
         """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):

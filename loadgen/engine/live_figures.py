@@ -133,9 +133,9 @@ class TokenRate:
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set the numbers of tokens and bytes that have arrived so far for one unfinished response.
+        """Set how many tokens and bytes of one unfinished response have arrived so far.
 
-        Until a response has been recorded, this sample gives the number of tokens per byte.
+        This sample determines the number of tokens per byte until the first response has been recorded.
         """
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 

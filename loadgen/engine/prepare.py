@@ -344,11 +344,11 @@ def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
 
 
 def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
-    """Return the plan with the seed of its run, as loadgen.engine.resolve_server.with_seed chooses it.
+    """Return the plan with the seed of its run, which `with_seed` (loadgen.engine.resolve_server) chooses.
 
-    If the user states no seed, a request to the server may be needed to choose one. In this case, the files that the
-    plan names are checked first, so that mistakes in the files are reported before the server is contacted. Raises the
-    errors that `run` raises.
+    If the user states no seed, loadgen may have to ask the server whether it is real or simulated. Before this request,
+    the function checks the files that the plan names, so that a mistake in a file is reported first. Raises an error if
+    a file is invalid or the server cannot be used.
     """
     if needs_seed(plan):
         _check_files(plan)

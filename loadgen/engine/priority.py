@@ -94,7 +94,8 @@ def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[Sc
     `requested` is `auto`, `realtime` or `normal`. With `normal`, nothing is changed. Otherwise the priority is raised
     as far as the system permits.
 
-    With `own_session`, this process may start a new session. Otherwise the higher priority would have no effect on
+    `own_session` is True if this process may start a new session. Linux divides the cores among sessions first, and
+    only then among the processes of a session. A higher priority in the old session would therefore not help against
     processes of other sessions, such as a server that was started in another terminal.
     """
     if requested == "normal" or sys.platform != "linux":

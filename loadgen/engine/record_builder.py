@@ -122,13 +122,16 @@ def build_records(
 
 
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
-    """Return True if the whole response arrived before the request was sent, so that it cannot be an answer to it.
+    """Return True if the whole response arrived before the request was sent. Such a response is no answer to this
+    request.
 
-    The function compares two durations: the time since the last data arrived, as the kernel reports it, and the time
-    since the request was sent. The response is early if the first duration is clearly longer, by more than EARLY_NS.
+    The function compares two durations at the end of the exchange: the age of the last data, as the kernel reports it,
+    and the time since the request was sent.
 
-    If the durations differ by at most EARLY_NS, the kernel's timestamp of the data is compared with the time of
-    sending. The timestamp is used only in this case, because a step of the wall clock falsifies it.
+    - If the age is longer by more than EARLY_NS, the response came early.
+    - If the age is shorter by more than EARLY_NS, it did not.
+    - In between, the kernel's timestamp of the last data decides. It is used only in this case, because a step of the
+      wall clock makes it wrong.
     """
     if exchange.sent_ns is None or exchange.ended_at_ns is None:
         return False
@@ -508,7 +511,7 @@ def _state_of(kind: NoneOrKind) -> State:
 
 
 def _retry_words(wait: str) -> str:
-    """Return a sentence part for the value `wait` of a Retry-After header, such as `retry after 5 s`.
+    """Return words such as `retry after 5 s` for `wait`, the value of a Retry-After header.
 
     The value is a number of seconds or a date.
     """

@@ -156,7 +156,7 @@ def compress(file: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names of the files in a folder are on disk."""
+    """Wait until the names of the files in `folder` are on disk, so that they survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -167,9 +167,10 @@ def sync_folder(folder: Path) -> None:
 def remove_old(folder: Path, keep_ns: int) -> None:
     """Remove every file of Records in `folder` that was last written more than `keep_ns` ago.
 
-    Before a file is removed, the figures of its Records are appended to a part file. If this fails, or the file cannot
-    be removed, the part file gets its previous length again, and the error is raised. Disk space for the figures of the
-    next file is reserved each time, so that they can be written even if the disk is full.
+    Before a file is removed, figures of its Records are appended to the part file PART. If the figures cannot be
+    written or the file cannot be removed, the function undoes its change of the part file and raises the error.
+
+    After each file, disk space for the next figures is reserved. They can then be written even if the disk is full.
     """
     part = folder / PART
     for file in record_files(folder):

@@ -82,13 +82,15 @@ Say = Callable[[str], None]
 
 
 def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
-    """Return what is needed to access the server of a plan: HTTP headers with the API key, TLS settings and the proxy.
+    """Return the Access to the server of a plan: HTTP headers with the API key, TLS settings and the proxy.
 
-    The key is in the header that `dialect` requires. Without a dialect, it is in the header of the plan's endpoint, or
-    is a bearer token if the plan names no endpoint. For Azure OpenAI, it is always in the header of Azure.
+    - For Azure OpenAI, the key is in Azure's header.
+    - For any other server, the key is in the header that `dialect` requires. If `dialect` is None, the endpoint that
+      the plan names determines the header (see `_key_headers`).
+    - Headers of the plan (`--header`) are added, with environment variables filled in. They replace headers with the
+      same name.
 
-    Headers in the plan override these headers, and their environment variables are filled in. Raises PlanError if a
-    variable is not set, and SecretError for a secret that cannot be used.
+    Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
     """
     key_headers = dialect.headers if dialect else _key_headers(plan)
     if takes_azure_key(plan.url or os.environ.get(BACKENDS[plan.server or GENERIC].url_variable, "")):

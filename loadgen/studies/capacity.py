@@ -329,10 +329,11 @@ class SimulatedServer:
         rate = per_s * slowdown / parts
 
         def excess(prefill: int, decode: int) -> float:
-            """Return the largest ratio of a predicted figure to its bound. Pools with a smaller ratio are nearer to the
-            objectives.
+            """Return the largest ratio of a predicted figure to its bound, with `prefill` and `decode` workers in the
+            two pools.
 
-            The result is infinity if a figure is missing or a bound is 0.
+            The smaller the result, the closer the pools are to the objectives. The result is infinity if a figure is
+            missing or a bound is 0.
             """
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
             if None in figures or any(objective.bound <= 0 for objective in objectives):

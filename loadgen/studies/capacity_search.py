@@ -215,7 +215,11 @@ class CapacitySearch:
         )
 
     def _survivors(self, facts: RequestFacts) -> list[_Candidate]:
-        """Return the configurations that memory, --max-gpus and the physical limit allow, cheapest first."""
+        """Return the configurations that memory, --max-gpus and the physical limits do not exclude.
+
+        They are sorted by their lowest possible cost, the cheapest first. Raises PlanError if no configuration can run
+        the model.
+        """
         impossible = Counter[str]()
         candidates = []
         for configuration, reason in self.space.configurations(self.model):
@@ -287,7 +291,10 @@ class CapacitySearch:
         return (math.inf, None) if purchase is None else (purchase.amount, purchase)
 
     def _gpu_hour(self, configuration: Configuration) -> Purchase | None:
-        """Return the lowest price of one GPU of a configuration for an hour of work, or None without a price."""
+        """Return the lowest price of one hour of work of one GPU, or None if no price is known.
+
+        The GPU has the type that `configuration` uses. `gpu_hour` explains the price of an hour of work.
+        """
         return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
 
     def _score(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> None:

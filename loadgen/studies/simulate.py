@@ -575,7 +575,10 @@ def model_accuracy(
 
 
 def _shares_prefixes(plan: Plan) -> bool:
-    """Return True if prompts of a class of the plan's traffic share prefixes, so that the prefix cache saves work."""
+    """Return True if several prompts of a plan begin with the same tokens, so that the prefix cache saves work.
+
+    If the plan has classes of traffic, the result is True if this is the case in any class.
+    """
     plans = [traffic_class.plan for traffic_class in traffic_classes(plan)] if plan.traffic else [plan]
     return any(workload_facts(part.workload).shares_prefixes for part in plans)
 
@@ -1029,10 +1032,10 @@ class VirtualRun:
             job.output_tokens = cancellation.after_tokens
 
     def _end_at(self, job: Job, end_ns: int) -> None:
-        """Schedule the end of a job at `end_ns`. The entry has no effect if the job ends earlier.
+        """Schedule the end of a job at `end_ns`: its timeout, or the time at which its client gives up.
 
-        If most entries in the heap belong to jobs that have ended, those entries are removed. Otherwise these jobs and
-        their prompts would stay in memory until the timeout.
+        If the job ends earlier, its entry in the heap `_ends` has no effect. The entries of ended jobs are removed when
+        they are most of the heap. Otherwise these jobs and their prompts would stay in memory until the timeout.
         """
         if len(self._ends) > MIN_ENDS + MAX_ENDS_PER_JOB * len(self._live):
             self._ends = [entry for entry in self._ends if entry[2] in self._live]

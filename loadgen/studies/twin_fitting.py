@@ -492,8 +492,10 @@ class FitProblem:
         return [starts[name] for name in self.constants]
 
     def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
-        """Simulate the requests of a run with the constants `exp(logarithms)`. Return TTFTs, TPOTs and the last time,
-        as `replay`.
+        """Simulate the requests of a run with the constants `exp(logarithms)`.
+
+        Return the TTFT of each request, the TPOT of each request, and the time of the last token, all in seconds. TTFT
+        and TPOT are NaN for requests that are too long for the KV cache.
         """
         values = dict(zip(self.constants, np.exp(logarithms).tolist(), strict=True))
         step_parameters = tuple(logarithms[: -len(REQUEST_CONSTANTS)])
@@ -525,10 +527,11 @@ class FitProblem:
         return np.concatenate(parts)
 
     def _latency_errors(self, run: ObservedRun, logarithms: Floats) -> dict[str, Floats]:
-        """Return the error of the simulated latencies of each request of a run, for `ttft`, `tpot` and `e2e`.
+        """Return the errors of a simulation of a run, by latency: `ttft`, `tpot` and `e2e`.
 
-        The constants of the simulation are `exp(logarithms)`. An error is `log(simulated / measured)`. Before the TTFTs
-        are compared, `median(TPOT) / 2` is added to both, as `_latency_residuals` explains.
+        Each array contains one error per request: `log(simulated / measured)`. The constants of the simulation are
+        `exp(logarithms)`. Before the simulated and the measured TTFT are compared, `median(TPOT) / 2` is added to both,
+        so that short TTFTs have less weight.
         """
         ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
         half_step_s = 0.0 if np.isnan(run.tpot_s).all() else np.nanmedian(run.tpot_s) / 2

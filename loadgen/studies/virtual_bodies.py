@@ -31,7 +31,10 @@ def describe_counting(plan: Plan) -> str:
 
 
 class BodyReader:
-    """Reads the bodies of whole requests: the prompt as token ids, and the requested length of the response."""
+    """Reads the request bodies of a workload `requests:FILE`, for a run in virtual time without a server.
+
+    It finds the prompt, as token ids, and the requested length of the response.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._file = plan.workload_file

@@ -86,9 +86,11 @@ def _page_text(title: str, body: str) -> str:
 def error_in(payload: bytes) -> str:
     """Return the error message of a stream event as one line, or "" if the event is not an error.
 
-    A payload that is not JSON is never an error. An event is an error if it has a nonempty error field, such as
-    `error`. An event without content (`choices`, `token`, `usage`, `generated_text`, `meta_info`) is also an
-    error in these cases:
+    `payload` is the data of the event. Only a JSON object can be an error. It is always an error if it has an error
+    field, such as `error`, that is not empty.
+
+    An event without such a field is an error if it has no content (`choices`, `token`, `usage`, `generated_text`,
+    `meta_info`) and one of these properties:
 
     - It has an error field that contains an empty object or list.
     - Its type or status ends in "error", or its `success` is false.

@@ -180,7 +180,7 @@ class LlamaCppTimings(msgspec.Struct, gc=False):
 
 
 class DetailedUsage(msgspec.Struct, gc=False):
-    """A stream event. Only the objects that contain token counts are decoded."""
+    """The token counts of a stream event. The other content of the event is not decoded."""
 
     usage: UsageDetails | None = None
     choices: list[ChoiceDetails] | None = None

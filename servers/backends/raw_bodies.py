@@ -55,8 +55,9 @@ def added_fields(body: bytes, dialect: Dialect) -> tuple[bytes, ...]:
 def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
     """Return the body with the fields that the measurement needs, and the dialect that decodes the response.
 
-    `dialect` is the dialect of the request's path. It also decodes the response, unless the body has `"stream": false`.
-    In that case, the body is not changed, and the returned dialect decodes a response in one piece.
+    `dialect` is the dialect of the request's path. Normally it is returned unchanged. The response arrives in one piece
+    if the body has `"stream": false`. In this case, the body is returned unchanged, with a dialect that decodes such a
+    response.
     """
     if dialect.streams and _FIELDS.decode(body).stream is False:
         return body, in_one_piece(dialect)

@@ -30,9 +30,11 @@ def note_reasoning(answer: Answer, first_answer: int | None) -> None:
 
 
 def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
-    """Store the end of the reasoning if the text of the response begins with tagged reasoning.
+    """Store in `answer` where the reasoning ends, if the response begins with reasoning between `<think>` and
+    `</think>`.
 
-    `texts` contains the text of each event, and an empty string for an event without text.
+    The first tag may be missing, because many chat templates put it into the prompt. `texts` contains the text of each
+    event, and an empty string for an event without text.
     """
     text = "".join(texts)
     before, closing_tag, after = text.partition(CLOSING_TAG)

@@ -1,8 +1,8 @@
-"""Builds the Answer of a stream of typed events, for the APIs Responses of OpenAI and Messages of Anthropic.
+"""Decodes streams of typed events into an Answer, for OpenAI's Responses API and Anthropic's Messages API.
 
-Both protocols send one event for each piece of generated content, and a last event that ends the response. Token counts
-are reported once, at the end, and never per event. A piece of content therefore counts as one token. If the server's
-total is larger, pieces contain several tokens, or some tokens were not streamed.
+In both protocols, the server sends one event for each piece of generated content, and an event that ends the response.
+It reports the number of generated tokens once for the whole response, and never per event. Each piece therefore counts
+as one token. If the server's number is larger, some pieces contain several tokens, or some tokens were not streamed.
 """
 
 from __future__ import annotations

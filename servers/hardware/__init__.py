@@ -143,7 +143,10 @@ class Framework:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOverheads:
-    """Overhead that an inference engine adds to the kernels of mixtures of experts: a row of mixture_overheads.csv."""
+    """The time that an inference engine needs for a mixture of experts in addition to the time of the kernels.
+
+    Each object is a row of mixture_overheads.csv.
+    """
 
     framework: str
     layer_s: float  # Per layer

@@ -1,13 +1,14 @@
 """Divides the speed-up from one GPU to the next into factors: compute rate, number format, memory, link, and so on.
 
-A factor replaces one property of the first GPU by that of the second GPU. The factors are applied one after the other.
-The gain of a factor is the speed with the factor divided by the speed before. The product of all gains is the whole
-speed-up.
+Each factor replaces one property of the first GPU by the same property of the second GPU. The factors are applied one
+after the other. The gain of a factor is the speed after it was applied, divided by the speed before. The product of all
+gains is the whole speed-up.
 
-The gain of a factor depends on the order of the factors. Its `share` does not: `share` is the geometric mean of the
-gain over all allowed orders (the Shapley value of the logarithm of the speed).
+The gain of a factor depends on the order in which the factors are applied. A second number, its `share`, does not
+depend on the order: it is the geometric mean of the gain over all allowed orders (the Shapley value of the logarithm of
+the speed).
 
-dissect_serving.py and dissect_training.py define the factors of inference and of training.
+dissect_serving.py defines the factors of inference, and dissect_training.py the factors of training.
 """
 
 from __future__ import annotations
@@ -135,7 +136,10 @@ def dissection(
 
 
 def _peak(card: Gpu, format_name: str) -> float:
-    """Return the peak FLOP/s of a GPU with weights in a number format."""
+    """Return the peak FLOP/s of the GPU `card` for weights in the number format `format_name`.
+
+    If the tensor cores do not support the format, the GPU computes in bf16.
+    """
     return card.peaks.get(number_format(format_name).compute_type, card.flops_per_s)
 
 
@@ -231,9 +235,9 @@ def native_format(card: Gpu) -> str:
 
 
 def compute_name(format_name: str) -> str:
-    """Return the name of the change of the compute rate, such as `compute rate, fp16`.
+    """Return the name of the factor that stands for the compute rate, such as `compute rate, fp16`.
 
-    `format_name` is the number format of the first GPU.
+    `format_name` is the number format for which the compute rates are compared: the format of the first GPU.
     """
     return f"{COMPUTE_RATE}, {format_name}"
 
@@ -300,9 +304,10 @@ def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
 
 
 def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that gives the GPU `old` the network link of the GPU `new`, which leads to other machines.
+    """Return the change that gives the GPU `old` the network of the GPU `new`: the link to GPUs in other machines.
 
-    The result shows the bandwidths of both links, each as the sum of both directions.
+    The texts `before` and `after` of the change show the bandwidth of the two links. A bandwidth is the sum of both
+    directions.
     """
     before, after = old.machine_link, new.machine_link
     return FactorChange(

@@ -165,7 +165,10 @@ def attention_format(deployment: Deployment) -> Format:
 
 
 def expert_format(deployment: Deployment) -> Format:
-    """Return the number format in which the GPU stores and computes experts and dense MLPs."""
+    """Return the number format of experts and dense MLPs on the GPU.
+
+    The format states how the weights are stored, and in what number format their GEMMs compute.
+    """
     weights = deployment.weights
     if weights.name == "fp8" and deployment.model.experts:  # published checkpoints of mixtures have one scale per block
         weights = number_format("fp8-block")
@@ -281,9 +284,10 @@ def _network_s(deployment: Deployment, rows: Any) -> Any:
 
 
 def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
-    """Return the minimum seconds that a step needs of `compute`, `memory` and `network`.
+    """Return the minimum time in seconds for which one step occupies `compute`, `memory` and `network`.
 
-    `sequences` contains the sequences of all GPUs together. `head` is the number format of the output head.
+    `sequences` are the sequences that the step computes on all GPUs together. `head` is the number format of the output
+    head.
     """
     model = deployment.model
     gpu = deployment.gpu

@@ -92,9 +92,10 @@ def default_kv_bytes(gpu: Gpu, weights: Format, framework: Framework) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on `tensor * attention_data * pipeline` GPUs.
+    """A model and how it is served: the GPU, the inference engine (`framework`), and the number of GPUs.
 
-    The layers are divided among `pipeline` stages. `tensor` GPUs share each layer.
+    The layers of the model are divided into `pipeline` stages. In a stage, each layer is shared by `tensor` GPUs. The
+    number of GPUs is `tensor * attention_data * pipeline`.
     """
 
     gpu: Gpu
@@ -203,11 +204,14 @@ class Deployment:
 
     @property
     def host_s(self) -> tuple[float, float]:
-        """Two times of the engine on the host CPU, in seconds: per step, and in addition per sequence of a step.
+        """The engine's overhead on the host CPU, as two times in seconds: per step, and per sequence in a step.
 
-        Speculative decoding adds several tokens to a sequence in each step, so both times are divided by the mean
-        number of these tokens. Each attention group has a separate scheduler, so the time per sequence is divided by
-        the number of groups.
+        The overhead of a step is the first time, plus the second time for each of its sequences. Two features make it
+        smaller:
+
+        - Speculative decoding adds several tokens to a sequence in each step. Both times are divided by the mean number
+          of these tokens.
+        - Each attention group has a separate scheduler. The time per sequence is divided by the number of groups.
         """
         tokens = self.speculation.tokens_per_step if self.speculation else 1.0
         if self.host is not None:
@@ -593,13 +597,16 @@ def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attent
 def lower_bounds_s(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0, before: Any = 0
 ) -> dict[str, Any]:
-    """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
+    """Return the minimum time in seconds for which one step occupies each resource: `compute`, `memory` and `network`.
 
-    The arguments are those of `predict_step`. The resources may work at the same time, so the step takes at least the
-    largest of the three values.
+    - Prefill: `prompts` sequences. Each has `tokens` new tokens, after `before` tokens that are already in the KV
+      cache.
+    - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
-    With speculative decoding, one step generates several tokens per sequence. The seconds for decoding are then divided
-    by the mean number of these tokens. The time of the draft model is not included.
+    The resources may work at the same time, so the step takes at least the largest of the three times.
+
+    With speculative decoding, one step adds several tokens to a sequence. The times for decoding are then divided by
+    the mean number of these tokens. The time of the draft model is not included.
     """
     speculation = deployment.speculation
     if speculation is None:

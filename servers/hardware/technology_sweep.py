@@ -95,7 +95,10 @@ class TechnologySweep:
 
 @dataclass(frozen=True, slots=True)
 class SweepAxes:
-    """Names of the nodes, memories and networks of a sweep. An empty network leaves the network unchanged."""
+    """The technology nodes, memories and networks that a sweep combines, by name.
+
+    The network `""` stands for the links of the original GPU.
+    """
 
     technologies: Sequence[str]
     memories: Sequence[str]

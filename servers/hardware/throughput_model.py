@@ -209,16 +209,16 @@ def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float
 def _with_kv_wait(
     load: Load, batch: Any, ttft: Any, tpot: Any, *, prefill: Any, prompt_prefill: Any, decode_step: Any
 ) -> LoadTimes:
-    """Return the times under `load`, with the wait of requests that do not run yet added to the TTFT.
+    """Return the times under `load`. The TTFT is `ttft` plus the mean time that a request waits before it runs.
 
-    `batch` is the number of requests that run at the same time, for example because no more fit into the KV cache. The
-    mean wait is:
+    `batch` is the number of requests that run at the same time. The other requests in flight wait, for example because
+    no more requests fit into the KV cache. The mean wait is:
 
         wait     = response * (in_flight / batch - 1)
         response = ttft + (output_tokens - 1) * tpot
 
-    Here `response` is the duration of a response. `prefill`, `prompt_prefill` and `decode_step` are durations in
-    seconds, which the result repeats.
+    Here `response` is the duration of a response without the wait. All times are in seconds. The result contains
+    `tpot`, `prefill`, `prompt_prefill` and `decode_step` unchanged.
     """
     response = ttft + (load.output_tokens - 1) * tpot
     kv_wait = response * (load.in_flight / batch - 1)

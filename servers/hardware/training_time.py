@@ -50,7 +50,10 @@ class StepSeconds:
 
 
 def predict_step_time(step: TorchStep, machine: TorchMachine) -> StepSeconds:
-    """Return the predicted duration of one training step on each of `step.data` devices, by phase."""
+    """Return the predicted duration of one training step by phase: forward, backward and optimiser.
+
+    `step` runs on `step.data` devices at the same time. `machine` is the hardware of one of them.
+    """
     communication, copies = _communication(step, machine)
     parts = {
         "forward": _forward_s(step, machine) + communication["forward"] + copies["forward"],

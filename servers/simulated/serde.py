@@ -449,10 +449,10 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class Untagged:
-    """The type of a value that may have any of several types, such as a text or a list (serde's untagged enum).
+    """The type of a value that may have one of several types, such as a text or a list (an untagged enum of serde).
 
-    serde reads the whole value before it tries the types. If no type fits, the error therefore has the position after
-    the value. If the value is the last field of an object, serde reports the position after the object.
+    serde reads the whole value before it tries the types. If no type fits, it therefore reports the position after the
+    value. If the value is the last field of an object, it reports the position after the object.
     """
 
     name: str

@@ -124,8 +124,8 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
 def _check_stop(path: str, stop: Any) -> None:
     """Raise ErrorReply if the parameter `stop` of a request is not a string, a list of strings or null.
 
-    SGLang reports two kinds of problems for an invalid value: why it is not a string, and why it is not a list of
-    strings.
+    As in SGLang, the error says both why `stop` is not a string and why it is not a list of strings. `path` is the path
+    of the request.
     """
     if stop is None or isinstance(stop, str):
         return

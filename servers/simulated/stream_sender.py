@@ -206,9 +206,9 @@ def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) 
 
 
 def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that removes the second half of the event with token number `k`, counted from 1.
+    """Fault hook that removes the second half of one event: the event that contains token number `k`.
 
-    If `k` is 0, the hook cuts the event with the first token.
+    Tokens are counted from 1. If `k` is 0, the hook cuts the event with the first token.
     """
     events = stream.events(first, tokens)
     if events and first < max(1, k) <= first + tokens:

@@ -151,9 +151,10 @@ def _unguided(
 
 
 def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: str) -> Completion:
-    """Return a completion that consists of the tokens of `text`, which matches a grammar, and the end-of-text token.
+    """Return a completion that consists of the tokens of `text` and the end-of-text token.
 
-    The completion is cut after `limit` tokens. If `request.stop_after` is set and is less, it is cut after this number.
+    `text` already matches the grammar of the request. The completion is cut after `limit` tokens, or after
+    `request.stop_after` tokens if that is less.
     """
     limit = min(limit, request.stop_after or limit)
     ids = [*tokenizer.encode(text), tokenizer.EOS_ID]

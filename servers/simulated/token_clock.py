@@ -59,10 +59,10 @@ NO_SLOWDOWN = Slowdown()
 
 
 class ScriptClock:
-    """A clock whose tokens are due at configured times. It is the reference for calibration.
+    """A token clock with configured times: it does not model an engine. It is the reference for calibration.
 
-    A job is a request, and an event is one message of its stream. Event `k` of a job, counted from 0, is due at this
-    time:
+    A job is a request, and an event is one message of its stream. Event number `k` of a job, counted from 0, is due at
+    this time:
 
         arrived_ns + ttft_ns + k * itl_ns + offset
 

@@ -93,9 +93,10 @@ def is_event_stream(body: bytes) -> bool:
 
 
 def _split_usual(body: bytes) -> Split | None:
-    """Split a body in which every event is one `data` line with a blank line after it.
+    """Split a body in the usual format: every event is one `data` line, followed by a blank line.
 
-    Return None for any other body, and if only some of the `data` lines have a space after the colon.
+    Return None if the body has another format. Also return None if a space follows the colon in some `data` lines, but
+    not in all of them.
     """
     prefix = b"data: " if body.startswith(b"data: ") else b"data:"
     closed = body.rfind(b"\n\n") + 2
@@ -247,7 +248,10 @@ class _Events:
         self._ends.append(end)
 
     def add(self, block: _Block, end: int) -> None:
-        """Add the events of a block, which is usually one event. `end` is the offset just past the block."""
+        """Add the events of `block`, the lines between two blank lines. Usually this is one event.
+
+        `end` is the offset in the body just past the block.
+        """
         self.any_field |= bool(block.data)
         if block.name and _ERROR_NAME.search(block.name):
             self.put(_error(b"\n".join(block.data)), end)

@@ -37,9 +37,10 @@ NOTHING_MEASURED = NetworkFacts(0, 0, None, 0)
 
 
 def network_facts(sock: socket.socket) -> NetworkFacts:
-    """Return the losses, the round-trip time and the age of the last data of a connection.
+    """Return what the kernel has measured on a connection: losses, round-trip time, and age of the last data.
 
-    A number is 0 if the kernel does not report it."""
+    If the kernel does not report a value, the round-trip time is None, and any other value is 0.
+    """
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
     rtt_us = _uint32(info, MIN_RTT_OFFSET)
     return NetworkFacts(

@@ -90,9 +90,10 @@ class TimestampSource:
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
-        """Open the source for data from `servers`, or return None if this machine does not support the source.
+        """Open a source that timestamps data from `servers`. Return None if this machine does not support the source.
 
-        `share` is the index of this worker process and the number of workers."""
+        `share` contains two numbers: the index of this worker process, and the number of worker processes.
+        """
         return cls()
 
     def claim(self, sock: socket.socket) -> None:

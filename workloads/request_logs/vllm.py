@@ -61,7 +61,11 @@ CUT_HINT = "remove the incomplete line, or name the format of the log with --for
 
 
 class _Line(NamedTuple):
-    """A line of the log about one request."""
+    """A line of vLLM's log that is about one request, divided into its parts.
+
+    `line` is the number of the line. `head` is the text before vLLM's message, such as the time. `id` is the id of the
+    request, and `rest` is the text after the id.
+    """
 
     line: int
     head: str
@@ -112,9 +116,10 @@ def _lines(path: Path, notes: LogNotes | None = None) -> Iterator[_Line]:
 
 
 def _store_outputs(path: Path, outputs: RowStore) -> None:
-    """Store the length of each logged response under the id of its request.
+    """Store the length of each logged response in `outputs`, under the id of the request.
 
-    The length is a number of tokens, or the text of the response if the log does not show the number.
+    The stored text is the number of tokens, such as `128`. If the log does not show this number, it is a quote (`'`)
+    and the text of the response.
     """
     pieces: Counter[str] = Counter()
     """Number of tokens in the pieces of streamed responses that are not complete yet, by id."""

@@ -114,18 +114,20 @@ def block_spans(
     *,
     only_full: bool = False,
 ) -> tuple[SharedSpan, ...]:
-    """Convert the ids of a prompt's blocks of tokens to shared spans.
+    """Return the shared spans of a prompt: one for each block of `block_tokens` tokens.
 
-    Prompts with equal ids share the tokens of these blocks.
+    Each block has an id. Blocks with equal ids contain equal tokens, so prompts that begin with equal ids share these
+    tokens.
 
-    - `ids`: one id per block of `block_tokens` tokens. May be empty.
+    - `ids`: the ids of the blocks in order. May be empty.
     - `input_tokens`: the length of the prompt.
+    - `where`: the place in the file, for the error message.
     - `namespace`: the number of the session if an id is only valid within its session. None if equal ids stand for
       equal tokens in the whole file.
     - `only_full`: True if an incomplete block at the end of the prompt may have no id.
 
-    Raises WorkloadError if the number of ids does not match the length of the prompt. `where` is the location in the
-    message.
+    Raises WorkloadError if the number of ids does not match the length of the prompt, or if an id is too large or
+    negative.
     """
     if not ids:
         return ()

@@ -63,7 +63,7 @@ CLEAR = BacklogRule(3, 0.2)
 
 
 class BacklogSample(NamedTuple):
-    """The numbers of requests that had been sent and had ended at the time `at_s`."""
+    """The number of requests sent and the number of requests ended, from the start of a run to the time `at_s`."""
 
     at_s: float
     sent: int

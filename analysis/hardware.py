@@ -84,7 +84,11 @@ def headings(result: Limits) -> tuple[str, str]:
 
 
 def sentences(result: Limits) -> list[str]:
-    """Return sentences about the parts of a decode step, the capacity of the KV cache, and requests that must wait."""
+    """Return sentences about a predicted load.
+
+    They state the parts of a decode step, the capacity of the KV cache, requests that must wait, and options without
+    effect.
+    """
     parts = sorted(result.shares.items(), key=lambda part: -part[1])
     spent = ", ".join(f"{name} {100 * share:.0f}%" for name, share in parts if share > 0.005)
     request_tokens = result.input_tokens + result.output_tokens
@@ -99,7 +103,7 @@ def sentences(result: Limits) -> list[str]:
             f"{result.running:,} of {result.in_flight:,} requests in flight run at a time; the others wait for free KV "
             "cache, or because of --max-running."
         )
-    return lines
+    return [*lines, *result.notes]
 
 
 def accuracy_sentence(result: Limits) -> str:
@@ -182,6 +186,7 @@ def format_training(result: Mapping[str, Any]) -> str:
     if result["gpu_changes"]:
         lines.insert(1, format_gpu_changes([Change(**change) for change in result["gpu_changes"]]))
         lines.append(NO_SUCH_GPU)
+    lines += [fill(note, LINE_WIDTH) for note in result["notes"]]
     if not memory["fits"]:
         from loadgen.servers.hardware.training import MEMORY_SHARE
 

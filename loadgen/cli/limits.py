@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from inspect import Parameter, signature
@@ -14,7 +14,9 @@ from typer import Option
 
 from loadgen.cli.hardware_output import usage_errors
 from loadgen.cli.options import SettingsCommand
-from loadgen.errors import OutputError, PlanError
+from loadgen.cli.unused_options import refuse_unused, refuse_with_prefill_workers
+from loadgen.errors import OutputError
+from loadgen.plan_fields import option_name
 
 if TYPE_CHECKING:
     from loadgen.servers.hardware.inference import Deployment
@@ -28,7 +30,17 @@ TRAINING_ONLY = (
     *("batch", "sequence", "micro_batch", "interleave", "recomputation", "sequence_parallel", "flash", "zero"),
     *("offload", "lora", "qlora"),
 )
-"""Names of the options under the heading Training, except --training."""
+"""Names of the fields under the heading Training, except `training`."""
+TRAINING_TOO = (
+    *("gpu", "model", "format", "tp", "pp", "dp"),
+    *("set", "technology", "memory", "network", "hardware"),
+    *("json", "training"),
+)
+"""Names of the fields of other headings that training has too."""
+REPLAYED_ONLY = ("chunked_prefill", "batch_wait", "receive_interval", "seconds", "spread", "rounds", "statistic")
+"""Names of the fields that only matter if the requests of the closed loop are simulated one by one."""
+SWITCHES = {"p2p": "--no-p2p"}
+"""Options that switch a field off, by field."""
 NO_P2P = "NVLink 4 without P2P"
 PCIE_NO_P2P = "PCIe without P2P"
 
@@ -302,6 +314,7 @@ def _serving(options: LimitsOptions) -> Any:
     result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expect)
     if options.prefill_workers:
         result = with_prefill_workers(result, deployment, options.prefill_workers)
+    result = replace(result, notes=_serving_notes(options, deployment))
     if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render
@@ -321,49 +334,61 @@ def _serving(options: LimitsOptions) -> Any:
     return result
 
 
+def _set_options(options: LimitsOptions, names: Iterable[str]) -> dict[str, bool]:
+    """Return a dict from the option of each field in `names` to True if its value differs from the default.
+
+    For example, the key for the field `batch_wait` is `--batch-wait`.
+    """
+    defaults = {field.name: field.default for field in fields(LimitsOptions)}
+    return {SWITCHES.get(name, option_name(name)): getattr(options, name) != defaults[name] for name in names}
+
+
 def _check_prefill_workers(options: LimitsOptions) -> None:
     """Raise PlanError if an option is set that has no effect on separate prefill workers."""
-    from loadgen.cli.worker_options import refuse_with_prefill_workers
-
-    refuse_with_prefill_workers(
-        {
-            "--chunked-prefill": options.chunked_prefill is not None,
-            "--batch-wait": options.batch_wait > 0,
-            "--receive-interval": options.receive_interval > 1,
-            "--seconds": options.seconds is not None,
-        }
-    )
+    refuse_with_prefill_workers(_set_options(options, REPLAYED_ONLY))
 
 
 def _check_serving(options: LimitsOptions) -> None:
     """Raise PlanError if an option of training is set without --training."""
-    defaults = {field.name: field.default for field in fields(LimitsOptions)}
-    for name in TRAINING_ONLY:
-        if getattr(options, name) != defaults[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise PlanError(f"{option} has no effect without --training", f"Leave {option} out, or add --training.")
+    for option, is_set in _set_options(options, TRAINING_ONLY).items():
+        refuse_unused({option: is_set}, "without --training", f"Leave {option} out, or add --training.")
 
 
 def _check_training(options: LimitsOptions) -> None:
     """Raise PlanError if an option is set that has no effect on a training iteration."""
-    from loadgen.servers.hardware.inference import NODE_GPUS
+    names = [field.name for field in fields(LimitsOptions)]
+    unused = [name for name in names if name not in (*TRAINING_TOO, *TRAINING_ONLY)]
+    refuse_unused(_set_options(options, unused), "with --training")
 
+
+def _serving_notes(options: LimitsOptions, deployment: Deployment) -> list[str]:
+    """Return a sentence for each option that has no effect with this number of GPUs."""
+    from loadgen.servers.hardware.technology import network_notes
+
+    notes = network_notes(
+        _changes(options),
+        in_machine=deployment.sends_in_machine,
+        between_machines=deployment.far_hops > 0 or options.prefill_workers > 0,
+    )
+    if not options.p2p and not deployment.sends_in_machine:
+        notes.append("--no-p2p has no effect: nothing is sent between the GPUs of a machine")
+    return [f"{note}." for note in notes]
+
+
+def _training_notes(options: LimitsOptions, setup: TrainingSetup) -> list[str]:
+    """Return a sentence for each option that has no effect with this number of GPUs."""
+    from loadgen.servers.hardware.technology import network_notes
+    from loadgen.servers.hardware.training import sends_between_machines, sends_in_machine
+
+    notes = network_notes(
+        _changes(options), in_machine=sends_in_machine(setup), between_machines=sends_between_machines(setup)
+    )
     unused = {
-        "--gpus-per-node": options.gpus_per_node != NODE_GPUS,
-        "--prefill-workers": options.prefill_workers > 0,
-        "--draft-tokens": options.draft_tokens > 0,
-        "--acceptance": options.acceptance is not None,
-        "--step-tokens": options.step_tokens is not None,
-        "--chunked-prefill": options.chunked_prefill is not None,
-        "--cache-hit-rate": options.cache_hit_rate is not None,
-        "--max-running": options.max_running is not None,
-        "--batch-wait": options.batch_wait > 0,
-        "--receive-interval": options.receive_interval > 1,
-        "--seconds": options.seconds is not None,
+        "--sequence-parallel has no effect with --tp 1": options.sequence_parallel and options.tp == 1,
+        "--interleave has no effect with --pp 1": options.interleave > 1 and options.pp == 1,
+        "--zero has no effect with --dp 1": options.zero > 0 and options.dp == 1 and not options.offload,
     }
-    for option, is_set in unused.items():
-        if is_set:
-            raise PlanError(f"{option} has no effect with --training", "Leave out one of the two options.")
+    return [f"{note}." for note in (*notes, *(note for note, applies in unused.items() if applies))]
 
 
 def _changes(options: LimitsOptions) -> list[str]:
@@ -377,7 +402,7 @@ def _deployment(options: LimitsOptions) -> Deployment:
     """Return the deployment that the options describe. Raises HardwareError for unknown names and invalid values."""
     from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
     from loadgen.servers.hardware import gpu_links
-    from loadgen.servers.hardware.inference import NODE_GPUS, ServingOptions
+    from loadgen.servers.hardware.inference import ServingOptions
     from loadgen.servers.hardware.roofline import make_deployment
 
     deployment = make_deployment(
@@ -404,12 +429,6 @@ def _deployment(options: LimitsOptions) -> Deployment:
         chunked_prefill=options.chunked_prefill or "",
     )
     deployment = serving.apply(replace(deployment, architecture=options.architecture))
-    if options.gpus_per_node < min(deployment.stage_gpus, NODE_GPUS):
-        raise PlanError(
-            f"--gpus-per-node {options.gpus_per_node}: the {deployment.stage_gpus} GPUs that share a layer must be in "
-            "one machine",
-            "Choose fewer GPUs per layer (--tp), and more pipeline stages (--pp).",
-        )
     if options.kv_format:
         deployment = deployment.with_kv_format(options.kv_format)
     if not options.p2p:
@@ -440,6 +459,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "mfu": mfu(setup, times.total_s),
         "accuracy": asdict(training_accuracy(setup)),
         "gpu_changes": [asdict(change) for change in setup.gpu.changes],
+        "notes": _training_notes(options, setup),
         "seconds": asdict(times),
         "memory_bytes": asdict(used) | {"total": used.total, "fits": fits_memory(setup)},
     }

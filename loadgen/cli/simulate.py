@@ -196,7 +196,7 @@ def run_simulation(
     """Simulate all repeats of the plan and report the results."""
     from loadgen import folders
     from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
-    from loadgen.cli.worker_options import check_worker_options
+    from loadgen.cli.unused_options import check_worker_options
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.servers.hardware.inference import ServingOptions

@@ -59,6 +59,7 @@ from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, SCALINGS, HardwareError, gpu
 from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
+from loadgen.servers.hardware.technology import refuse_unused_networks
 from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracies, describe, has_unmeasured_options
 from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
@@ -391,6 +392,7 @@ def _resolve_hardware(plan: Plan, server_model: ServerModel) -> ResolvedModel:
         changes=server_model.changes,
     )
     deployment = server_model.serving.apply(deployment)
+    _refuse_unused_networks(server_model, deployment)
     kv_tokens = server_model.kv_tokens or engine.kv_tokens(deployment)
     return ResolvedModel(
         policy=server_model.policy(engine, kv_tokens, server_model.running_limit, server_model.step_tokens),
@@ -411,6 +413,15 @@ def _resolve_hardware(plan: Plan, server_model: ServerModel) -> ResolvedModel:
         },
         workers=server_model.workers,
         transfer_s=partial(transfer_s, deployment),
+    )
+
+
+def _refuse_unused_networks(server_model: ServerModel, deployment: Deployment) -> None:
+    """Raise HardwareError if the user names a network over which the simulated server sends nothing."""
+    refuse_unused_networks(
+        server_model.changes,
+        in_machine=deployment.sends_in_machine,
+        between_machines=deployment.far_hops > 0 or server_model.workers is not None,
     )
 
 
@@ -438,6 +449,7 @@ def _resolve_twin(plan: Plan, server_model: ServerModel, twin: Twin, draw: int |
     )
     if deployment:
         deployment = server_model.serving.apply(deployment)
+        _refuse_unused_networks(server_model, deployment)
     elsewhere = _hardware_facts(deployment) != _hardware_facts(measured_deployment)
     values = twin.values(draw, elsewhere=elsewhere)
     if deployment and measured_deployment:

@@ -31,7 +31,7 @@ from loadgen.servers.hardware.dissection import (
 )
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import make_deployment
-from loadgen.servers.hardware.technology import scaling_changes
+from loadgen.servers.hardware.technology import refuse_unused_networks, scaling_changes
 from loadgen.servers.hardware.throughput_model import MEMORY_FRACTION, Load, decode_step_parts, formula_times
 from loadgen.servers.hardware.validation import Accuracy, accuracies, speed_up_accuracy
 
@@ -109,6 +109,7 @@ def _state(use: ServedBy, model: str, load: Load, file: Path | None) -> ServingS
     changes = scaling_changes(None, None, use.network)
     format_name = native_format(gpu(use.gpu, file)) if use.format == NATIVE else use.format
     deployment = make_deployment(use.gpu, model, format_name, use.tensor, 1, use.framework, file=file, changes=changes)
+    refuse_unused_networks(changes, in_machine=deployment.sends_in_machine, between_machines=False)
     request_tokens = load.prompt_tokens + load.output_tokens
     fitting = deployment.kv_tokens(MEMORY_FRACTION) // request_tokens
     if not fitting:

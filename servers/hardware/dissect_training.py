@@ -31,7 +31,7 @@ from loadgen.servers.hardware.dissection import (
     native_format,
     network_change,
 )
-from loadgen.servers.hardware.technology import scaling_changes
+from loadgen.servers.hardware.technology import refuse_unused_networks, scaling_changes
 from loadgen.servers.hardware.training import (
     IterationTime,
     Recomputation,
@@ -39,6 +39,8 @@ from loadgen.servers.hardware.training import (
     fits_memory,
     predict_iteration,
     replicas_in_one_machine,
+    sends_between_machines,
+    sends_in_machine,
 )
 from loadgen.servers.hardware.validation import Accuracy, training_accuracy
 
@@ -116,7 +118,13 @@ def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Train
             f"training {shape.name} does not fit {use.gpus} x {use.gpu} with a batch of {use.batch}: choose more GPUs "
             "(--gpus), a larger batch (--batch), or a smaller model"
         )
-    return min(fitting, key=lambda setup: predict_iteration(setup).total_s)
+    fastest = min(fitting, key=lambda setup: predict_iteration(setup).total_s)
+    refuse_unused_networks(
+        scaling_changes(None, None, use.network),
+        in_machine=sends_in_machine(fastest),
+        between_machines=sends_between_machines(fastest),
+    )
+    return fastest
 
 
 def _possible_setups(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Iterator[TrainingSetup]:

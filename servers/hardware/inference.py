@@ -130,6 +130,11 @@ class Deployment:
         if not 0 <= self.cache_hit_rate <= 1:
             raise HardwareError(f"--cache-hit-rate {self.cache_hit_rate:g}: give a share from 0 to 1")
         check_heads(self.model, self.tensor)
+        if self.node_gpus < min(self.stage_gpus, NODE_GPUS):
+            raise HardwareError(
+                f"--gpus-per-node {self.node_gpus}: the {self.stage_gpus} GPUs that share a layer must be in one "
+                "machine; choose fewer GPUs per layer (--tp), and more pipeline stages (--pp)"
+            )
         if self.expert_parallel > 1 or self.attention_data > 1:
             self._check_parallel_experts()
 
@@ -177,6 +182,11 @@ class Deployment:
         """Number of hops between two pipeline stages in different machines."""
         stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
         return (self.pipeline - 1) // stages_per_machine
+
+    @property
+    def sends_in_machine(self) -> bool:
+        """True if GPUs of a machine exchange data: parts of a layer, or pipeline stages in the same machine."""
+        return self.stage_gpus > 1 or self.pipeline - 1 > self.far_hops
 
     def hops_s(self, message_bytes: Any) -> Any:
         """Return the seconds to send the activations of a micro-batch through all pipeline stages.

@@ -127,6 +127,8 @@ class Limits:
     """Expected TTFT, TPOT and tokens/s by requests in flight, and the hardware limits of TPOT and tokens/s."""
     gpu_changes: Sequence[Change] = ()
     """Figures of a hypothetical GPU that differ from the original GPU, with reasons."""
+    notes: Sequence[str] = ()
+    """Sentences on options that have no effect."""
 
 
 def make_deployment(

@@ -14,7 +14,7 @@ was compared with measurements.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import log
@@ -214,6 +214,34 @@ def scaling_changes(technology_name: str | None, memory_name: str | None, networ
     """
     values = (technology_name, memory_name, network_name)
     return [f"{name}={value}" for name, value in zip(SCALINGS, values, strict=True) if value]
+
+
+def unused_networks(names: Iterable[str], *, in_machine: bool, between_machines: bool) -> list[str]:
+    """Return the networks among `names`, such as `NVLink 5 + InfiniBand XDR`, over which nothing is sent.
+
+    `in_machine` is True if GPUs of a machine communicate, and `between_machines` if machines do.
+    """
+    parts = [network(part) for name in names if name for part in name.split("+")]
+    unused = [part.name for part in parts if not (between_machines if part.between_machines else in_machine)]
+    return list(dict.fromkeys(unused))
+
+
+def network_notes(changes: Iterable[str], *, in_machine: bool, between_machines: bool) -> list[str]:
+    """Return a sentence without a full stop for each network in `changes` over which nothing is sent.
+
+    `changes` are changes of a GPU as in `scaling_changes`, such as `network=NVLink 5`. `in_machine` is True if GPUs of
+    a machine communicate, and `between_machines` if machines do.
+    """
+    names = [value for name, _, value in (change.partition("=") for change in changes) if name.strip() == "network"]
+    unused = unused_networks(names, in_machine=in_machine, between_machines=between_machines)
+    senders = {name: "machines" if network(name).between_machines else "the GPUs of a machine" for name in unused}
+    return [f"--network {name} has no effect: nothing is sent between {senders[name]}" for name in unused]
+
+
+def refuse_unused_networks(changes: Iterable[str], *, in_machine: bool, between_machines: bool) -> None:
+    """Raise HardwareError if nothing is sent over a network in `changes`. See `network_notes` for the arguments."""
+    for note in network_notes(changes, in_machine=in_machine, between_machines=between_machines):
+        raise HardwareError(f"{note}; leave it out")
 
 
 def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> ScaledGpu:

@@ -12,7 +12,7 @@ from itertools import product
 from loadgen.servers.hardware import Change, Gpu, HardwareError
 from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.resource_shares import DividedTime, TimeOf, divide_time
-from loadgen.servers.hardware.technology import network, scaled_gpu, technology
+from loadgen.servers.hardware.technology import scaled_gpu, technology, unused_networks
 from loadgen.servers.hardware.throughput_model import Load, running_requests
 from loadgen.servers.hardware.training import (
     MEMORY_SHARE,
@@ -20,7 +20,8 @@ from loadgen.servers.hardware.training import (
     fits_memory,
     predict_iteration,
     predict_memory,
-    replicas_in_one_machine,
+    sends_between_machines,
+    sends_in_machine,
 )
 
 DECODE = "time per output token"
@@ -151,9 +152,9 @@ def sweep_inference(
         memories=axes.memories,
         networks=axes.networks,
         points=list(_points(deployment.gpu, axes, work_on)),
-        unused_networks=_unused_networks(
-            axes,
-            in_machine=deployment.gpus > 1,
+        unused_networks=unused_networks(
+            axes.networks,
+            in_machine=deployment.sends_in_machine,
             between_machines=deployment.far_hops > 0,
         ),
     )
@@ -182,22 +183,10 @@ def sweep_training(setup: TrainingSetup, axes: SweepAxes) -> TechnologySweep:
         memories=axes.memories,
         networks=axes.networks,
         points=list(_points(setup.gpu, axes, work_on)),
-        unused_networks=_unused_networks(
-            axes,
-            in_machine=setup.tensor > 1 or replicas_in_one_machine(setup),
-            between_machines=setup.pipeline > 1 or (setup.data > 1 and not replicas_in_one_machine(setup)),
+        unused_networks=unused_networks(
+            axes.networks, in_machine=sends_in_machine(setup), between_machines=sends_between_machines(setup)
         ),
     )
-
-
-def _unused_networks(axes: SweepAxes, *, in_machine: bool, between_machines: bool) -> list[str]:
-    """Return the networks of a sweep over which nothing is sent.
-
-    `in_machine` is True if GPUs of a machine communicate, and `between_machines` if machines do.
-    """
-    parts = [network(part) for name in axes.networks if name for part in name.split("+")]
-    unused = [part.name for part in parts if not (between_machines if part.between_machines else in_machine)]
-    return list(dict.fromkeys(unused))
 
 
 def _points(original: Gpu, axes: SweepAxes, work_on: Callable[[Gpu], _Work]) -> Iterable[SweepPoint]:

@@ -310,6 +310,19 @@ def replicas_in_one_machine(training: TrainingSetup) -> bool:
     return training.data > 1 and training.gpus <= NODE_GPUS
 
 
+def sends_in_machine(training: TrainingSetup) -> bool:
+    """Return True if GPUs of a machine exchange data in a training job, over the link within the machine."""
+    return training.tensor > 1 or replicas_in_one_machine(training)
+
+
+def sends_between_machines(training: TrainingSetup) -> bool:
+    """Return True if machines exchange data in a training job.
+
+    The model assumes that the stages of a pipeline are in different machines.
+    """
+    return training.pipeline > 1 or (training.data > 1 and not replicas_in_one_machine(training))
+
+
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
     """Return the time by which the all-reduce of gradients makes an iteration longer.
 

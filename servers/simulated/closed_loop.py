@@ -18,7 +18,7 @@ from random import Random
 
 from loadgen.servers.hardware import Framework, HardwareError
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
+from loadgen.servers.hardware.throughput_model import DEFAULT_ROUNDS, Load, LoadTimes, formula_times, limit_times
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import TENSORRT_LLM, find_engine
@@ -161,6 +161,9 @@ def _check_formula_settings(deployment: Deployment, load: Load) -> None:
         "--batch-wait": load.settings.batch_wait_steps > 0,
         "--receive-interval": load.settings.receive_steps > 1,
         "--seconds": load.seconds < math.inf,
+        "--spread": load.spread > 0,
+        "--rounds": load.rounds != DEFAULT_ROUNDS,
+        "--statistic": load.statistic != "mean",
     }
     for option, is_set in options.items():
         if is_set:

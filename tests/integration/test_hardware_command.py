@@ -97,13 +97,14 @@ def test_mistakes_are_usage_errors(words: tuple[str, ...], message: str, tmp_pat
 
 def test_limits_of_a_hypothetical_gpu(tmp_path: Path) -> None:
     """The text says what was changed and that such a GPU does not exist; JSON has the changes."""
-    words = ("limits", "--gpu", "A100", "--technology", "3nm", "--memory", "HBM4", "--network", "NVLink 5")
+    two = ("limits", "--tp", "2", "--gpu")
+    words = (*two, "A100", "--technology", "3nm", "--memory", "HBM4", "--network", "NVLink 5")
     code, shown, err = in_process(tmp_path, *words)
     assert (code, err) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
     shown = " ".join(shown.split())
     for expected in (
-        "on 1 x A100-80GB SXM (3nm, HBM4, NVLink 5)",
+        "on 2 x A100-80GB SXM (3nm, HBM4, NVLink 5)",
         "power is the limit: 1.33 times the power at the old clock",
         "5 x 2,048 GB/s, 88% of it as with HBM2E",
         "not validated. A GPU like this does not exist",
@@ -112,7 +113,7 @@ def test_limits_of_a_hypothetical_gpu(tmp_path: Path) -> None:
     answer = json.loads(in_process(tmp_path, *words, "--json")[1])
     assert answer["gpu_changes"][0]["figure"] == "SMs"
     assert not any(accuracy["validated"] for accuracy in answer["accuracy"].values())
-    named = json.loads(in_process(tmp_path, "limits", "--gpu", "A100 (3nm, HBM4, NVLink 5)", "--json")[1])
+    named = json.loads(in_process(tmp_path, *two, "A100 (3nm, HBM4, NVLink 5)", "--json")[1])
     assert named == answer
     trained = in_process(tmp_path, *words, "--training", "--flash")[1]
     assert "The GPU is hypothetical:" in trained

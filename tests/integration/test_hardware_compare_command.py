@@ -139,6 +139,21 @@ def test_what_does_not_fit_is_said() -> None:
     ("words", "message"),
     [
         (["compare", "A100"], "compare needs 2 to 8 GPUs, not 1"),
+        (["compare", "A100", "H100", "--network", "NVLink 5"], "--network NVLink 5 has no effect: nothing is sent"),
+        (
+            ["compare", "A100", "H100", "--tp", "2", "--network", "InfiniBand NDR"],
+            "--network InfiniBand NDR has no effect: nothing is sent between machines; leave it out",
+        ),
+        (
+            [
+                *("compare", "A100", "H100", "--for", "training", "--model", "llama-2-7b"),
+                "--gpus",
+                "8",
+                "--network",
+                "HDR",
+            ],
+            "--network InfiniBand HDR has no effect",
+        ),
         (["compare", "A100", "H100", "--gpus", "64"], "--gpus applies to training only"),
         (["compare", "A100", "H100", "--for", "training", "--in-flight", "8"], "--in-flight applies to inference only"),
         (["bounds", "--for", "training", "--context", "8"], "--context applies to inference only"),

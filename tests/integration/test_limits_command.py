@@ -68,6 +68,42 @@ def test_text_is_for_people() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        (
+            ["--network", "NVLink 5"],
+            ["--network NVLink 5 has no effect: nothing is sent between the GPUs of a machine."],
+        ),
+        (
+            ["--tp", "2", "--network", "NVLink 5+InfiniBand XDR"],
+            ["--network InfiniBand XDR has no effect: nothing is sent between machines."],
+        ),
+        (["--pp", "2", "--gpus-per-node", "1", "--network", "InfiniBand XDR"], []),
+        (["--prefill-workers", "1", "--network", "InfiniBand XDR"], []),
+        (["--no-p2p"], ["--no-p2p has no effect: nothing is sent between the GPUs of a machine."]),
+        (["--no-p2p", "--tp", "2"], []),
+        (["--training", "--model", "llama-2-7b", "--zero", "1"], ["--zero has no effect with --dp 1."]),
+        (["--training", "--model", "llama-2-7b", "--zero", "1", "--offload"], []),
+        (["--training", "--model", "llama-2-7b", "--interleave", "2"], ["--interleave has no effect with --pp 1."]),
+        (
+            ["--training", "--model", "llama-2-7b", "--sequence-parallel", "--network", "NVLink 5"],
+            [
+                "--network NVLink 5 has no effect: nothing is sent between the GPUs of a machine.",
+                "--sequence-parallel has no effect with --tp 1.",
+            ],
+        ),
+        (["--training", "--model", "llama-2-7b", "--sequence-parallel", "--tp", "2"], []),
+    ],
+)
+def test_options_without_effect_are_named(options: list[str], notes: list[str]) -> None:
+    """An option that needs more GPUs has a note in the text and in the JSON."""
+    assert json.loads(limits(*options, "--json").stdout)["notes"] == notes
+    text = " ".join(limits(*options).stdout.split())
+    assert all(note in text for note in notes)
+    assert ("has no effect" in text) == bool(notes)
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--gpu", "H10"], "unknown GPU 'H10' (did you mean H100 SXM"),
@@ -96,6 +132,13 @@ def test_text_is_for_people() -> None:
         (["--framework", "kernels", "--seconds", "20"], "--seconds is modelled for vllm, sglang, trtllm and nim"),
         (["--pp", "2", "--framework", "trtllm", "--batch-wait", "9"], "not for TensorRT-LLM with --pp 2"),
         (["--pp", "2", "--framework", "sglang", "--receive-interval", "9"], "not for SGLang with --pp 2"),
+        (["--training", "--page", "page.html"], "--page has no effect with --training"),
+        (["--training", "--input", "64"], "--input has no effect with --training"),
+        (["--training", "--framework", "sglang"], "--framework has no effect with --training"),
+        (["--training", "--no-p2p"], "--no-p2p has no effect with --training"),
+        (["--prefill-workers", "1", "--rounds", "3"], "--rounds has no effect with --prefill-workers"),
+        (["--framework", "kernels", "--spread", "0.1"], "--spread is modelled for vllm, sglang, trtllm and nim"),
+        (["--pp", "2", "--statistic", "median"], "--statistic is modelled for vllm, sglang, trtllm and nim"),
         (["--training", "--gpus-per-node", "4"], "--gpus-per-node has no effect with --training"),
         (["--training", "--step-tokens", "512"], "--step-tokens has no effect with --training"),
         (["--training", "--cache-hit-rate", "0.5"], "--cache-hit-rate has no effect with --training"),

@@ -99,9 +99,13 @@ def test_separate_workers_and_pipelines(tmp_path: Path) -> None:
     [
         (("--decode-workers", "2"), "--decode-workers has no effect without --prefill-workers"),
         (("--prefill-workers", "1", "--chunked-prefill", "off"), "--chunked-prefill has no effect with"),
+        (("--network", "NVLink 5"), "--network NVLink 5 has no effect: nothing is sent between the GPUs of a machine"),
+        (("--tp", "2", "--set", "network=InfiniBand XDR"), "nothing is sent between machines; leave it out"),
+        (("--tp", "3"), "--tp 3 does not divide the 32 attention heads of Llama-2-7B"),
+        (("--tp", "8", "--pp", "2", "--gpus-per-node", "4"), "the 8 GPUs that share a layer must be in one machine"),
     ],
 )
-def test_options_of_workers_without_effect_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_options_without_effect_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     """Exit code 2, as with `limits`."""
     code, _, err = burst(tmp_path, *ENGINE, *SMALL, *words, command="simulate")
     assert (code, message in err) == (2, True), err

@@ -58,11 +58,11 @@ def lists_of_records(records: Sequence[Record]) -> ChunkLists:
 
 
 def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
-    """Return the chunks of Records whose chunks are JSON text.
+    """Return the chunks of Records whose chunks are JSON text, or None if a text is damaged.
 
-    Return None if a text is not a list of integers within the limits of a run file, or if a Record does not have as
-    many arrival times as token counts. The caller must then decode the lines of the run file one by one, which finds
-    the damaged ones.
+    A text is damaged if it is not a list of integers within the limits of a run file, or if a Record does not have as
+    many arrival times as token counts. If the result is None, the caller must decode the lines of the run file one by
+    one, to find the damaged lines.
     """
     read = _integers([bytes(record.chunk_ns) for record in records], -MAX_INSTANT_NS, MAX_INSTANT_NS)
     if read is None:

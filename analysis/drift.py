@@ -66,7 +66,10 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
-    """Return the figure of an objective in each time window, or the reason if the run is too short for a drift."""
+    """Return the values of an objective's figure in consecutive time windows of the run.
+
+    If the run is too short for a drift, return the reason as a text.
+    """
     span_ns = loaded_span_ns(frame)
     is_latency = objective.figure in LATENCIES
     needed = samples_for(objective.percentile) if is_latency else 0

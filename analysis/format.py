@@ -110,8 +110,8 @@ def typeset_minus(text: str) -> str:
 def relative_change(ratio: float, *, as_factor: bool | None = None) -> str:
     """Format the ratio of two values as a change in percent, such as `+3.2%`, or as a factor, such as `6.30x`.
 
-    By default, ratios from 2 on become factors, because a change of more than 100% is hard to read. `as_factor` sets
-    the form. For example, the ends of an interval get the same form as the value in the interval.
+    By default, a ratio of FACTOR_MIN or more becomes a factor, because a change of more than 100% is hard to read. With
+    `as_factor`, the caller decides. For example, an interval is formatted like the value in the interval.
     """
     if ratio >= FACTOR_MIN if as_factor is None else as_factor:
         return f"{significant(ratio)}x"
@@ -220,9 +220,10 @@ def speed_of(summary: Summary) -> float:
 
 
 def times_speed(*speeds: float) -> str:
-    """Return the speeds of runs as a phrase, such as ` at 5 times speed` or ` at 1, 4 and 5 times speed`.
+    """Return the end of a phrase about the speeds of simulated servers, such as ` at 5 times speed`.
 
-    The text is empty if all speeds are 1.
+    If the servers ran at different speeds, the text is, for example, ` at 1, 4 and 5 times speed`. It is empty if all
+    speeds are 1.
     """
     distinct = sorted(set(speeds))
     if distinct in ([], [1.0]):

@@ -1,4 +1,8 @@
-"""Columns of a Frame about sessions that are graphs: roles and sessions of requests, and the edges between them."""
+"""Columns of a Frame for sessions that are graphs, in which requests wait for other requests.
+
+The columns contain the session and the role of each request. They also contain the edges: each edge is a request,
+together with another request for which it waits.
+"""
 
 from __future__ import annotations
 

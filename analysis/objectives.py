@@ -237,7 +237,7 @@ class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
 class AdjustedDistribution(msgspec.Struct, kw_only=True):
     """The distribution of a latency in which each incomplete request counts as infinitely slow.
 
-    A percentile of None is infinite.
+    A percentile is None if it is infinite.
     """
 
     n: int

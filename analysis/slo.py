@@ -328,13 +328,14 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return the measured figure of an objective on a latency, with its interval and `requests_needed`.
+    """Return the measured figure of `objective`, which limits a latency, with its confidence interval and
+    `requests_needed`.
 
-    `requests_needed` is the number of requests for a clear verdict: the interval would be so narrow that the bound lies
-    outside it. Return None if no request has the latency.
+    Return None if no request has the latency. `requests_needed` is the number of requests that would make the verdict
+    clear, because the interval would no longer contain the bound of the objective.
 
-    - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of all samples is below the bound. `requests_needed` is therefore the number of
+    - Percentile p: the ends of the interval are order statistics (two of the sorted samples). The percentile is below
+      the bound if at least the share p of all samples is below the bound. `requests_needed` is therefore the number of
       requests that would show whether this share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).

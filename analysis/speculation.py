@@ -43,7 +43,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokensPerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per event of a stream, over the complete requests that were due inside the window."""
+    """The number of tokens per event in the streams of responses.
+
+    Only complete requests count, and only if they were due inside the measurement window.
+    """
 
     mean: float
     """Mean number of tokens per event."""

@@ -103,11 +103,14 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 class RemovedFigures(msgspec.Struct, kw_only=True):
-    """Figures of one worker's requests that ended in one time window, and whose Records were removed.
+    """Figures of requests whose Records were removed during the run: the requests of one worker that ended in one time
+    window.
 
-    Each removed file of Records is divided into windows of at least a minute. A file that covers less than a minute is
-    one window. Every worker has separate files, so windows of different workers overlap. Latencies are those of
-    complete requests. A latency is None if no request of the window has it.
+    Workers write their Records to files. The time that a removed file covers is divided into windows of at least a
+    minute, or is one window if it is shorter. Each worker has separate files, so the windows of different workers
+    overlap.
+
+    Latencies are those of complete requests. A latency is None if no request of the window has this latency.
     """
 
     worker: int

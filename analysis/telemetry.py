@@ -465,13 +465,13 @@ def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int
 
 
 def counted_canaries(run: Run) -> list[Canary]:
-    """Return the canaries (test prompts of --verify) that the growth of the server's counters includes.
+    """Return the canaries (test prompts of --verify) that are counted in the growth of the server's counters.
 
     The growth is the difference between the last and the first reading of the counters.
 
-    - Canaries before the load are included only if the first reading was taken before them.
-    - Canaries during the load are always included.
-    - Canaries after the load are not included, because the last reading is taken before they are sent.
+    - Canaries before the load are counted only if the first reading was taken before them.
+    - Canaries during the load are always counted.
+    - Canaries after the load are not counted, because the last reading is taken before they are sent.
     """
     if not run.canaries:
         return []

@@ -130,18 +130,16 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return the errors of timestamps of tokens that were read together with other tokens.
+    """Return the errors of timestamps that several tokens share, because one read from the socket returned all of them.
 
-    If one socket read returns several tokens, the tokens share one timestamp, although they may have arrived at
-    different times. Only complete requests count. The result consists of three arrays:
+    The tokens may have arrived at different times. No error exceeds `away_s`, the longest time in seconds that the
+    client may have spent without reading. `away_s` is None if this time is unknown. Only complete requests count. The
+    result consists of three arrays:
 
     - the maximum error of the TTFT of each request, in ns.
     - the number of inexact timestamps in each bucket. A bucket is a range of maximum errors. Buckets keep the arrays
-      small for a hundred million tokens.
+      small, even for a hundred million tokens.
     - the number of inexact inter-token gaps in each bucket.
-
-    `away_s` is the longest time in seconds that the client may have spent without reading, or None if it is unknown. No
-    error exceeds this time.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

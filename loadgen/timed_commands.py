@@ -12,7 +12,7 @@ OPTION = "--at"
 
 
 class TimedCommand(msgspec.Struct, frozen=True):
-    """A shell command, and the time of the run at which it starts."""
+    """A shell command of the option --at, and the time of its start."""
 
     at_s: float
     """Seconds from the start of the run."""

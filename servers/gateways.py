@@ -55,9 +55,11 @@ _LINE = re.compile(rb"^([!-9;-~]+):[ \t]*([^\r\n]*)", re.MULTILINE)
 def gateways_in_head(head: bytes) -> set[str]:
     """Return the names of the gateways that the head of an HTTP response reveals, such as `nginx/1.22.1 (Server)`.
 
-    The value of the header `Via` is the name of a gateway (RFC 9110, section 7.6.3). The value of `Server` is such a
-    name if it contains a product of SERVER_PRODUCTS. Other gateways are recognised by the names of their headers
-    (HEADER_OWNERS). A malformed head does not raise an error.
+    Three kinds of headers reveal a gateway. A malformed head raises no error.
+
+    - `Via`: the value is the name of a gateway (RFC 9110, section 7.6.3).
+    - `Server`: the value is the name of a gateway if it contains a product of SERVER_PRODUCTS.
+    - Headers that only certain gateways add. HEADER_OWNERS maps the beginning of such a header's name to its gateway.
     """
     names = set[str]()
     for match in _LINE.finditer(head):

@@ -325,11 +325,12 @@ class Trace(Arrivals, frozen=True):
             yield due_ns
 
     def describe(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
-        """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
+        """Return a sentence about the replay of this trace: number of requests, duration, rate, and unit of the
+        timestamps.
 
         The sentence is shown before the run starts, so that users notice a wrong unit. `due_ns` contains the due times
-        of all requests of the replay. `whole` is False if a setting such as a duration may end the replay before the
-        end of the trace. The setting `limit` does not count here.
+        of all requests to replay. `whole` is False if a setting of the plan, such as a duration, may end the replay
+        before the end of the trace. The setting `limit` of this trace has no effect on `whole`.
         """
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)

@@ -201,10 +201,11 @@ def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 class Prompt(Protocol):
-    """Interface of a function that builds a prompt from its number.
+    """Interface of a function that builds the prompt with a given number.
 
-    Prompts with different numbers differ in their first tokens, or in the first tokens after a beginning that they
-    share. The same number gives the same prompt in every call and in every process."""
+    The same number gives the same prompt in every call and in every process. Prompts with different numbers differ in
+    their first tokens. If they have a shared beginning (`shared`), they differ in the first tokens after it.
+    """
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
         """Return prompt number `number`: a text or token ids, with exactly `input_tokens` tokens.

@@ -1,14 +1,14 @@
 """Builds text prompts of exactly N tokens from words whose number of tokens (cost) is known.
 
-The first words of a text encode its number, and random words follow. A text that shares its beginning with other
-prompts starts with the words of the shared spans.
+Every text has a number. The first words of a text encode this number, so that texts differ, and random words follow. If
+several prompts must begin alike, the words that they share (the shared spans) come first.
 
-`measure_words` counts the tokens of each word. For most tokenizers, it also proves that token counts are additive: the
-token count of two words in a row is the sum of their separate counts. The token count of a text is then the sum over
-its words, and the text itself need not be counted.
+`measure_words` counts the tokens of each word. For most tokenizers, it also proves that token counts are additive: two
+words in a row have as many tokens as both words have separately. The token count of a text is then the sum over its
+words, and the text itself need not be counted.
 
-Other tokenizers have tokens that span words. With such a tokenizer, the tokens of each complete text are counted, and
-its last words are replaced until the count is exact.
+Other tokenizers have tokens that span words. With such a tokenizer, each complete text is counted, and the last words
+of the text are replaced until the count is exact.
 """
 
 from __future__ import annotations

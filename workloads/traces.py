@@ -187,7 +187,7 @@ def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, 
 
     `unit` is the unit that the file format `layout` defines. It is probably wrong in two cases:
 
-    - The mean rate of requests would be outside PLAUSIBLE_PER_S.
+    - In this unit, the mean rate of requests is outside PLAUSIBLE_PER_S.
     - `unit` is milliseconds, but some timestamps have fractions. In addition, the mean rate would be plausible if the
       timestamps were seconds.
 

@@ -495,10 +495,14 @@ def _source_of_ids(
 ) -> Tokenizer | None:
     """Return the tokenizer that supplies the token ids of prompts, or None if there is none.
 
-    `local` is a tokenizer on this machine, and `server` counts tokens by requests to the server. `by` is the counting
-    method that the user requests: `tokenizer` selects `local`, and `server` selects `server`. With any other method,
-    `local` is preferred. `counter` is the token counter of the run. If its counts are only estimates, the result is
-    None, unless `by` is `tokenizer`.
+    - `local` is a tokenizer on this machine.
+    - `server` counts tokens by requests to the server.
+    - `counter` is the token counter of the run.
+    - `by` is the counting method that the user requests.
+
+    If `by` is `tokenizer`, the result is `local`. With any other method, the result is None if the counts of `counter`
+    are only estimates. If they are exact, the result is `server` for the method `server`. Otherwise it is `local`, or
+    `server` if there is no `local`.
     """
     if by == "tokenizer":
         return local

@@ -926,11 +926,12 @@ def _row_title(figure: str) -> str:
 
 
 def _ratio_with_interval(row: ComparedFigure) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the ratio B / A of a figure, with its confidence interval. A value of None is unknown.
+    """Return the ratio B / A of a figure, and the confidence interval of the ratio. Each of them is None if it is
+    unknown.
 
-    A figure in the unit `share`, such as the share of failed requests, is compared by its difference B - A, so its row
-    contains no ratio. The ratio is then computed as `1 + difference / A`. The ends of its interval are computed in the
-    same way from the ends of the difference's interval.
+    Figures in the unit `share`, such as the share of failed requests, are compared by the difference B - A, so their
+    rows contain no ratio. For such a figure, the ratio is computed as `1 + difference / A`. The ends of its interval
+    are computed in this way from the ends of the interval of the difference.
     """
     if row.ratio is not None:
         return row.ratio, row.ratio_ci95

@@ -301,12 +301,14 @@ class EffectErrors(NamedTuple):
 
 
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
-    """Return the row for a figure of two single runs. `values` are the values of A and B.
+    """Return the row that compares a figure of two single runs. `values` are the values of A and B.
 
     `errors` contains the uncertainty of `log(B / A)`, and `count` is the number of requests. The standard error is
-    `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of `errors`. If
-    `server` is unknown (NaN or infinite), the standard error is infinite. Only `bound` and `sampling` then determine
-    the width of the interval.
+    `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of `errors`.
+
+    If the runs are too short for an estimate of `server`, this field is NaN or infinite, and the standard error is
+    infinite. The confidence interval is finite even then. Its width is computed from two fields of `errors`:
+    `sampling`, and `bound`, which is the maximum plausible variation between runs.
     """
     a, b = values
     effect = math.log(b / a)

@@ -302,8 +302,9 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _sweep_name(self, cell: CellName) -> str:
-        """Return the name of a sweep on a card: server and platform, and the model and the workload if there are
-        several.
+        """Return the name of a sweep on a card of the report: the server and the platform on which it runs.
+
+        The model is added if the matrix has several models, and the workload if it has several workloads.
         """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         parts = [

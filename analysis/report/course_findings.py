@@ -43,7 +43,7 @@ def course_findings(summary: Summary) -> list[Finding]:
 
 
 def course_events(summary: Summary) -> list[CourseEvent]:
-    """Return the events in the course of the run in order of time."""
+    """Return the events of a run in order of time: commands of --at, restarts of the server, and changes of figures."""
     events = [_command_event(command) for command in summary.commands]
     if summary.course:
         events += [_restart_event(restart) for restart in summary.course.restarts]

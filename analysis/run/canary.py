@@ -16,9 +16,9 @@ Moment = Literal["before", "during", "after"]
 
 
 class Canary(msgspec.Struct, tag_field="type", tag="canary", kw_only=True):
-    """One request with a canary (a test prompt of --verify). No figure of the load includes this request.
+    """One request with a canary, which is a test prompt of --verify. No figure of the load includes this request.
 
-    `sent_ns` and `end_ns` are timestamps of the same form as those in Record.
+    `sent_ns` and `end_ns` have the same meaning as in the class Record.
     """
 
     number: int

@@ -325,7 +325,7 @@ class _Prices(NamedTuple):
 
 
 def _data_sheet_power_w(name: str, gpus: int) -> float | None:
-    """Return the data sheet power of `gpus` GPUs of the model `name`, in W, or None if the power is unknown."""
+    """Return the power of `gpus` GPUs of the model `name` in W, by the data sheet, or None if the power is unknown."""
     from loadgen.servers.hardware import HardwareError, gpu
 
     try:

@@ -232,7 +232,7 @@ class Search:
         capacity.
 
         `load` is the load of the run. `over` is the probability that `load` exceeds the capacity, as judged from the
-        run alone. It is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT.
+        run alone. `over` is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT.
 
         - Grid loads below `load` have the likelihood `over`. If such a grid load were the capacity, `load` would exceed
           it.

@@ -87,12 +87,14 @@ class Growth(NamedTuple):
 class GrowthTest:
     """A sequential test of whether the number of requests in flight keeps growing in a run at a constant mean rate.
 
-    Two of the arguments come from a pilot, which measured the server with closed loops before the run:
+    The arguments are:
 
     - `rate`: request rate of the run, in requests per second.
-    - `response_s`: response time in seconds near the full throughput, from the pilot.
-    - `full_in_flight`: number of requests in flight at which the pilot reached the full throughput.
+    - `response_s`: response time in seconds near the full throughput.
+    - `full_in_flight`: number of requests in flight at which the server reaches the full throughput.
     - `variation`: coefficient of variation of the arriving work, see `loadgen.studies.sweep.measure.work_variation`.
+
+    `response_s` and `full_in_flight` come from a pilot, which measured the server with closed loops before the run.
     """
 
     def __init__(self, rate: float, *, response_s: float, full_in_flight: float, variation: float) -> None:

@@ -257,7 +257,7 @@ class Output:
             write_text(file, junit(summaries))
 
     def _print_groups(self, groups: list[RunGroup]) -> None:
-        """Print the figures of each run, or of all repeats in a folder together."""
+        """Print the figures of each group. A group is one run, or all repeats in one folder."""
         from loadgen.analysis import repeats
         from loadgen.analysis.report.run_document import brief_document
 

@@ -81,10 +81,11 @@ def ui(
 ) -> None:
     """Control the load by hand on Locust's web page.
 
-    Latencies are exact, and each start of the load is a separate run. The page is served on loopback. The command needs
-    the extra `ui`. With --headless it prints results and exits like `loadgen burst`. Exit codes: 0 all requests
-    complete; 1 some requests failed; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert
-    failed; 5 the client was the limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
+    Each start of the load is a separate run with exact latencies. By default, the page can be opened only on this
+    machine (--host). The command needs the extra `ui`. With --headless there is no page: the load starts at once, and
+    the command prints the results at the end. Exit codes: 0 all requests complete; 1 some requests failed; 2 usage
+    error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
+    --assert with --confidence is inconclusive; 130 interrupted.
     """
     if headless:
         _check_headless(users, run_time_s)

@@ -27,10 +27,10 @@ def refuse_with_prefill_workers(options: Mapping[str, bool]) -> None:
 
 
 def check_worker_options(prefill_workers: int, decode_workers: int | None, chunked_prefill: str | None) -> None:
-    """Raise PlanError if an option of `loadgen simulate` has no effect.
+    """Raise PlanError if one of these options of `loadgen simulate` is set, but has no effect.
 
-    - `--chunked-prefill` has no effect if there are separate prefill workers.
-    - `--decode-workers` has no effect if there are none.
+    - `--chunked-prefill` has an effect only without separate prefill workers.
+    - `--decode-workers` has an effect only with separate prefill workers.
     """
     if prefill_workers:
         refuse_with_prefill_workers({"--chunked-prefill": chunked_prefill is not None})

@@ -39,8 +39,8 @@ def check_audio(plan: Plan, dialect: Dialect) -> None:
 def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
     """Yield the mistakes in the options of a plan whose endpoint transcribes recordings.
 
-    Mistakes are options for prompts of text, a length for recordings that come from files, and a format of the response
-    that loadgen cannot read.
+    Such a plan may have no options for text prompts. If the recordings come from files, it may not state their length.
+    The format of the response must be one that loadgen can read.
     """
     if plan.input_tokens != default_input_tokens(vars(plan)):
         yield (

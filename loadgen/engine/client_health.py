@@ -226,9 +226,10 @@ class LiveCounters(Structure):
             setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Note that a request was sent at `sent_ns` and ended at `end_ns`, both in ns from the run's start.
+        """Update `first_sent_ns` and `last_end_ns`, the first send and the last end of all requests, with one more
+        request.
 
-        `first_sent_ns` becomes the earliest time of sending, and `last_end_ns` becomes the latest end.
+        This request was sent at `sent_ns` and ended at `end_ns`. All times are in ns from the start of the run.
         """
         self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
         self.last_end_ns = max(self.last_end_ns, end_ns)

@@ -442,7 +442,7 @@ class Driver:
         task.add_done_callback(self._on_opened)
 
     def _end_opening(self) -> None:
-        """Note that the request of the current task no longer waits for a connection."""
+        """Remove the current task from `_opening`, because its request no longer waits for a connection."""
         task = asyncio.current_task()
         assert task is not None
         del self._opening[task]
@@ -912,7 +912,8 @@ class Recorder:
     def _sample(self, in_flight: Set[Exchange]) -> None:
         """Update the estimate of tokens per byte from one unfinished response.
 
-        Of the first responses in flight (at most SAMPLED), the longest one is used.
+        This response is the longest of the first SAMPLED responses in flight. If none of them has begun, the estimate
+        does not change.
         """
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:

@@ -536,10 +536,13 @@ def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence
 
 
 def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoint: str, model: str) -> TrafficFacts:
-    """Return the facts about a class of traffic for the header of a run.
+    """Return the facts about one class of traffic, for the header of a run.
 
-    `plan` is the plan of the class, and `name` is its name. `first_id` is the id of its first request. `share` is the
-    part of the common load that the class gets, from 0 to 1. It is 0 for a class with a separate load.
+    - `plan` is the plan of the class, and `name` is the name of the class.
+    - `first_id` is the id of the first request of the class.
+    - `share` is the share of the class in the load of the whole plan, from 0 to 1. For a class with a separate load, it
+      is 0.
+    - `endpoint` and `model` receive the requests of the class.
     """
     from loadgen.analysis.run.runfile import TrafficFacts, load_facts
 

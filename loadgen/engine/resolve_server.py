@@ -615,13 +615,14 @@ def server_for(
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
     If no server is found, a built-in simulated server is started, and stops when the `with` block ends. It serves up to
-    `streams` requests at a time, with a context of `tokens` tokens. A plan with objectives requires a real server, so
-    no simulated server is started for it unless the plan requests one.
+    `streams` requests at a time, each with up to `tokens` tokens. A plan with objectives needs a real server, so no
+    simulated server is started for such a plan unless the plan requests one.
 
-    - `at_once` is the number of requests that are certainly in flight together.
-    - `say` is called with a line that names the server, and with advice about the server.
-    - `about` returns the end of this line. Its argument is the facts about the server, or None for the built-in
-      simulated server.
+    - `access` contains the credentials, the TLS settings and the proxy.
+    - `at_once` is the number of requests that are certainly in flight at the same time.
+    - `say` prints a line for the user: first a line that names the server, then advice about the server.
+    - `about` returns the end of the line that names the server. Its argument is the facts about the server, or None for
+      the built-in simulated server.
 
     Raises loadgen.servers.errors.ServerError.
     """

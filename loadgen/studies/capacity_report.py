@@ -300,7 +300,11 @@ def gpus_text(option: CapacityOption) -> str:
 
 
 def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
-    """Return the requests per second of one replica with their interval, or `-` for separate workers."""
+    """Return the requests per second of one replica with the interval of this rate, such as `5.2 (4.8-5.6)`.
+
+    The interval is left out if `brief` is True, or if it was not computed. For separate prefill and decode workers, the
+    result is `-`.
+    """
     if option.prefill_workers is not None:
         return "-"
     text = significant(option.replica_per_s or 0)

@@ -308,9 +308,10 @@ def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s:
 
 
 def formula_slack() -> float:
-    """Return the factor by which bounds of objectives are multiplied before a formula's predictions are compared with
-    them.
+    """Return the factor by which the bounds of objectives are multiplied before a formula is used to exclude
+    configurations.
 
-    Without this factor, the typical error of a prediction could exclude a configuration that meets the objectives.
+    The predictions of a formula have errors. Without this factor, a typical error could exclude a configuration that
+    meets the objectives.
     """
     return 1 + constant("step_error")

@@ -450,9 +450,9 @@ class CapacitySearch:
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
-        """Return the Pareto set: the simulated points that no other point beats in both speed per user and cost.
+        """Return the Pareto set: the points for which no other point has both more speed per user and a lower cost.
 
-        A point is a configuration at one load. Only the points that are best by formula are simulated.
+        A point is a configuration at one load. Only points that are best by formula are simulated and compared.
         """
         points = self._frontier(candidates)
         found: list[ParetoPoint] = []
@@ -571,10 +571,10 @@ class CapacitySearch:
 
 
 def completed_share(due_ns: Any, end_ns: Any) -> float:
-    """Return the requests that end as a share of those that arrive: about 1, or less if the server is overloaded.
+    """Return how many requests end for each request that arrives: about 1, or less than 1 if the server is overloaded.
 
-    `due_ns` and `end_ns` contain the due time and the end of each request. Requests are due over some time. Arrivals
-    and ends are counted in the second half of this time.
+    `due_ns` and `end_ns` contain the due time and the end of each request. Only arrivals and ends in the second half of
+    the time between the first and the last due time are counted.
     """
     begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
     arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())

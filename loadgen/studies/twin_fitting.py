@@ -431,10 +431,10 @@ class FitProblem:
         return {name: _rounded(value) for name, value in zip(self.constants, np.exp(solution.x), strict=True)}
 
     def _transfer_prior(self) -> Floats:
-        """Return the logarithms of the constants that the hardware tables predict, without the measured runs.
+        """Return the logarithms of the constants that the hardware tables predict.
 
-        Only the constant `path_s` depends on the runs. It is the time from the server's front end to the first step.
-        Every TTFT includes this time, so `path_s` is at most the shortest measured TTFT.
+        The measured runs are used only for the constant `path_s`, the time from the server's front end to the first
+        step. Every TTFT includes this time, so `path_s` is at most the shortest measured TTFT.
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))

@@ -1,13 +1,13 @@
 """Finds repeated events in the stream of a response, so that most events need not be decoded.
 
-A repeated event differs from the event before it in two points only. Its text is different, and is one token. Its
-running totals are larger by one. Repeated events are removed before a response is decoded, and their tokens are added
-to the result afterwards. Here is an event:
+A repeated event differs from the event before it in two points only: its text, which is one token, and its running
+totals, which are larger by one. Repeated events are removed before a response is decoded, and their tokens are added to
+the result afterwards. Here is an event:
 
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
     └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
 
-The next event is a repeated event if it has only a different text, and the totals 10 and 6.
+The next event is a repeated event if it is equal to this event, apart from its text and the totals 10 and 6.
 
 Repeated events are found by comparing bytes. This is safe: if one string or number in a JSON text is replaced by
 another string or number, the text stays valid, and its other content does not change.

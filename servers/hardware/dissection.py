@@ -103,7 +103,7 @@ class ComparedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Dissection:
-    """The speed-up from one GPU to the next, divided into factors."""
+    """The speed-up from the GPU `before` to the GPU `after`, divided into factors such as compute rate and memory."""
 
     before: ComparedGpu
     after: ComparedGpu

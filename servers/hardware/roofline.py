@@ -72,10 +72,10 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class GemmBound:
-    """Limits of one GEMM of the model in prefill or decode: `m`, `n`, `k`, its bottleneck and its duration.
+    """One GEMM of the model in prefill or decode: its size, its bottleneck and its duration.
 
-    The GEMM multiplies an m by k matrix of activations by a k by n matrix of weights. `bound` is the slowest resource:
-    compute, memory or network. The network is the slowest if the all-reduce after the GEMM takes longest.
+    The GEMM multiplies an m by k matrix of activations by a k by n matrix of weights. `bound` is the bottleneck:
+    compute, memory or network. It is the network if the all-reduce after the GEMM takes longer than the GEMM.
     """
 
     gemm: str

@@ -324,11 +324,11 @@ def sends_between_machines(training: TrainingSetup) -> bool:
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
-    """Return the time by which the all-reduce of gradients makes an iteration longer.
+    """Return the time in seconds by which the all-reduce of the gradients makes an iteration longer.
 
-    The replicas of a training job sum their gradients with an all-reduce. A part of it overlaps with the backward pass,
-    which takes `backward_s` seconds, and does not count. ZeRO stage 3 transfers 1.5 times as many bytes, because it
-    gathers the weights twice per iteration.
+    The replicas of a training job sum their gradients with an all-reduce. A part of the all-reduce happens during the
+    backward pass, and does not make the iteration longer. `backward_s` is the duration of the backward pass. ZeRO stage
+    3 transfers 1.5 times as many bytes, because it gathers the weights twice per iteration.
     """
     if training.data == 1:
         return 0.0

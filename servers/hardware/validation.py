@@ -322,9 +322,10 @@ def _table() -> dict[tuple[str, ...], ValidationRow]:
 def _validation_row(row: Mapping[str, str]) -> ValidationRow:
     """Convert `row`, a row of validation.csv, to a ValidationRow.
 
-    Some rows come from published runs whose settings were not the defaults. PUBLISHED_SETTINGS contains these settings,
-    and the result repeats them. Rows about a twin never have such settings. (A twin is a simulated server that was
-    fitted to measurements. These rows compare its predictions for another server with measurements.)
+    Some rows come from published runs whose settings were not the defaults. These settings are in PUBLISHED_SETTINGS,
+    and are copied to the result. The result for a row about a twin never contains such settings. (A twin is a simulated
+    server that was fitted to measurements of one server. A row about a twin states how well the twin predicts a
+    different server.)
     """
     is_twin = row["figure"].startswith(TRANSFERRED)
     published = None if is_twin else PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]))

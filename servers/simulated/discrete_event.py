@@ -93,9 +93,10 @@ class VirtualEngine:
         self._dropped_steps = 0  # decode steps whose ends are no longer in `_step_ends`
 
     def submit(self, job: Job) -> None:
-        """Submit a job that arrives at `job.arrived_ns`. Jobs must be submitted in order of arrival.
+        """Add a job to the queue of the engine. Jobs must be added in the order of their arrival times,
+        `job.arrived_ns`.
 
-        Raises ValueError if the job does not fit even an empty KV cache.
+        Raises ValueError if the job does not fit into the KV cache, even if the cache is empty.
         """
         self.scheduler.submit(job)
         self._live[job] = TokenTimes(job)

@@ -128,9 +128,9 @@ class Reader:
         return error
 
     def wrong_type(self, expected: str) -> BodyError:
-        """Return the error for a value that does not have the type `expected`.
+        """Return the error for the next value, which does not have the type `expected`.
 
-        The error is located after the value, or at the beginning of a list or an object.
+        The position of the error is the end of the value. For a list or an object, it is the beginning of the value.
         """
         first = self.peek()
         if first == b"[":

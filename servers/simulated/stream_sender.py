@@ -344,7 +344,9 @@ class StreamSender:
             self._arm(next_ns)
 
     def cancel(self, stream: Stream) -> None:
-        """Stop a stream whose client has disconnected, or that ends before its last token."""
+        """Stop a stream before its last token, for example because its client has disconnected. Ended streams are
+        ignored.
+        """
         stream.fault_hook = withhold_all  # tokens that the clock has already returned are dropped
         self._clock.cancel(stream.job, time.monotonic_ns())
 

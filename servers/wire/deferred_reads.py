@@ -65,14 +65,15 @@ class ReadPacer:
         rate_dropped: Callable[[], bool] = bool,
         by_read: Callable[[], bool] = bool,
     ) -> None:
-        """Create a pacer. The delay between sweeps is 0 at first. A sweep reads every readable socket once.
+        """Create a pacer. Its delay is the pause between two sweeps, and is 0 at first. A sweep reads every readable
+        socket once.
 
         - `max_delay_s` is the maximum delay in seconds.
-        - `busy` is a share of time, such as 0.5. The delay grows if this thread uses a CPU core, or waits for one, for
-          a larger share of the time.
-        - `rate_dropped` returns True if packets have arrived more slowly since its last call. This can mean that
-          responses have ended, so the current delay ends early.
-        - `by_read` returns True if timestamps depend on the time of a read. While it returns True, the delay is 0.
+        - `busy` is a share of the time, such as 0.5. The delay grows while this thread runs on a CPU core, or waits for
+          a core, for more than this share of the time.
+        - `rate_dropped` returns True if packets arrive more slowly than before the last call. Responses may then have
+          ended, so the current delay ends early.
+        - `by_read` returns True while timestamps depend on the time of the read. The delay is 0 during this time.
         """
         self.rate_dropped = rate_dropped
         self._by_read = by_read

@@ -263,10 +263,10 @@ class _Events:
             self._put_other(b"\n".join(block.other)[:_STRAY_LIMIT_BYTES], end)
 
     def result(self) -> tuple[list[bytes], list[int]]:
-        """Return the payloads and the end offsets of all events.
+        """Return two lists: the payloads of all events, and the offsets at which the events end.
 
-        The lists are empty if the body is not an event stream. This is the case if some lines could be errors in plain
-        text, and no line has a field of the SSE standard, such as `data`.
+        Both lists are empty if the body is probably plain text and no event stream. This is the case if its only events
+        are lines that could be errors in plain text, and no line has a field of the SSE standard, such as `data`.
         """
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []

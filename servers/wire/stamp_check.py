@@ -30,8 +30,8 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
       Such a read is left out of the result.
     - `stamps` contains the socket timestamp of each read.
     - `closed_ns` is the ring timestamp of a FIN, or 0 if there is no FIN. The socket timestamp of the last read may be
-      the time of the FIN. With a FIN, the difference of a read is therefore `abs(ring - socket)` or `abs(closed_ns -
-      socket)`, whichever is smaller.
+      the time of the FIN. With a FIN, the difference of a read is therefore the smaller one of `abs(ring - socket)` and
+      `abs(closed_ns - socket)`.
     """
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:

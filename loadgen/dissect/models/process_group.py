@@ -92,7 +92,10 @@ class ProcessGroup:
             return wait()
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Start to sum `partial` over all processes. Return a function that waits for the sum and returns it."""
+        """Start an all-reduce, which sums `partial` over all processes.
+
+        The result is a function that waits until the sum is complete, and returns the sum.
+        """
         with record_function(ALL_REDUCE):
             wait = self._start(partial)
 

@@ -392,7 +392,10 @@ class StepRunner:
     """Summaries of the measured steps."""
 
     def run(self) -> EndReason:
-        """Run the remaining pilot and steps, write the journal, and return the reason why the sweep ended."""
+        """Run the pilot and the steps that have not been run yet, and return the reason why the sweep ended.
+
+        The results are written to the journal of the sweep.
+        """
         with journal(self.sweep.folder, self.sweep.journal_plan, resume=self.resume) as book:
             book.write("search", **self.search_settings)
             return self.run_with(book)

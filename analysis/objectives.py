@@ -376,7 +376,7 @@ def _objective(text: str) -> Objective:
 
 
 def _without_drift(figure_text: str) -> tuple[str, bool]:
-    """Return the figure without the word `drift` at its end, and True if the word was there.
+    """Return the name of a figure without the word `drift` at its end, and True if the word was there.
 
     For example, `ttft.p99 drift` gives `ttft.p99` and True.
     """

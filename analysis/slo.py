@@ -220,7 +220,8 @@ def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Fr
 
     - The figure of the objective is neither a latency nor a rate.
     - The run is too short for time windows.
-    - The figure missed the bound from the beginning, or never in several windows in a row.
+    - The figure missed the bound from the beginning.
+    - The figure never missed the bound in several windows in a row.
     """
     if objective.figure not in (*LATENCIES, *RATES):
         return

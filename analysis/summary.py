@@ -1073,7 +1073,7 @@ class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """A command of --at that ran during the run, and how the server recovered after it."""
+    """One command of --at: when it ran, how it ended, and how the server recovered after it."""
 
     command: str
     at_s: float

@@ -322,7 +322,8 @@ def _agent_of(
 ) -> tuple[int, int | None]:
     """Return the agent that makes the request `draft`, and the agent that started this agent.
 
-    Each agent is returned as the index of its first node. The second result is None if no agent started the first one.
+    Each agent is returned as the index of its first node. The second result is None if the first agent was not started
+    by an agent.
 
     - `edges` lead to the requests that `draft` waits for.
     - `nodes` contains all requests before `draft`.

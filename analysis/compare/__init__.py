@@ -660,7 +660,7 @@ def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 
 def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the data of a chart with fewer points: at most about `points_max`.
+    """Return the chart data `data` with fewer points: at most about `points_max`.
 
     Throughput over time (`course`) keeps all of its points, but loses the data that the page does not show.
     """

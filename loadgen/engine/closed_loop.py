@@ -133,10 +133,10 @@ class SessionQueue:
 
 
 class Turns:
-    """Creates the later turns of chat sessions. Each turn is due when a think time after the previous response is over.
+    """Creates the later turns of chat sessions. After a response, the next turn is due when a think time has passed.
 
-    The think time begins when the previous response has been decoded. `slot_of` takes a session and a due time. It
-    encodes the request of the session's current turn, and returns this request with its due time.
+    The think time begins when the response has been decoded. `slot_of` takes a session and a due time. It encodes the
+    request of the session's current turn, and returns this request with its due time.
     """
 
     def __init__(self, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:

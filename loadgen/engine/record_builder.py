@@ -122,11 +122,10 @@ def build_records(
 
 
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
-    """Return True if the whole response arrived before the request was sent. Such a response is no answer to this
-    request.
+    """Return True if the whole response arrived before the request was sent, and so cannot answer this request.
 
-    The function compares two durations at the end of the exchange: the age of the last data, as the kernel reports it,
-    and the time since the request was sent.
+    The function compares two durations at the end of the exchange: the age of the last received data, as the kernel
+    reports it, and the time since the request was sent.
 
     - If the age is longer by more than EARLY_NS, the response came early.
     - If the age is shorter by more than EARLY_NS, it did not.

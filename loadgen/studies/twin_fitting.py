@@ -494,8 +494,8 @@ class FitProblem:
     def replay_run(self, run: ObservedRun, logarithms: Floats) -> tuple[Floats, Floats, float]:
         """Simulate the requests of a run with the constants `exp(logarithms)`.
 
-        Return the TTFT of each request, the TPOT of each request, and the time of the last token, all in seconds. TTFT
-        and TPOT are NaN for requests that are too long for the KV cache.
+        Return the TTFT of each request, the TPOT of each request, and the time of the last token, counted from the
+        first request. All values are in seconds. TTFT and TPOT are NaN for requests that are too long for the KV cache.
         """
         values = dict(zip(self.constants, np.exp(logarithms).tolist(), strict=True))
         step_parameters = tuple(logarithms[: -len(REQUEST_CONSTANTS)])

@@ -37,7 +37,8 @@ NOTHING_MEASURED = NetworkFacts(0, 0, None, 0)
 
 
 def network_facts(sock: socket.socket) -> NetworkFacts:
-    """Return what the kernel has measured on a connection: losses, round-trip time, and age of the last data.
+    """Return what the kernel has measured on a connection: losses, round-trip time, and the time since data last
+    arrived.
 
     If the kernel does not report a value, the round-trip time is None, and any other value is 0.
     """

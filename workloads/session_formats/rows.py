@@ -116,8 +116,7 @@ def block_spans(
 ) -> tuple[SharedSpan, ...]:
     """Return the shared spans of a prompt: one for each block of `block_tokens` tokens.
 
-    Each block has an id. Blocks with equal ids contain equal tokens, so prompts that begin with equal ids share these
-    tokens.
+    Each block has an id. Two prompts that begin with equal ids begin with equal tokens.
 
     - `ids`: the ids of the blocks in order. May be empty.
     - `input_tokens`: the length of the prompt.

@@ -157,9 +157,9 @@ class _ProbeClient:
         return response
 
     def _prefetch(self, paths: Collection[str]) -> None:
-        """Request the paths side by side.
+        """Request all paths at the same time, and store the responses until they are needed.
 
-        The result of a failed request is not stored, so the request is sent again when needed.
+        If a request fails, nothing is stored for its path, which is then requested again when it is needed.
         """
         from loadgen.servers.json_client import BUSY_STATUSES
 

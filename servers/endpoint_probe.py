@@ -151,10 +151,10 @@ def accepts_request(client: JsonClient, dialect: Dialect, facts: ServerFacts) ->
 
 
 def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
-    """Return the dialect with the path that its endpoint has on this server.
+    """Return the dialect with the path that its endpoint has on the server that `facts` describes.
 
-    Some servers have their OpenAI routes under another path than `/v1`. The query of the server's URL is added to the
-    path.
+    On some servers, the OpenAI routes begin with another prefix than `/v1`. In this case, `/v1` in the path is replaced
+    by this prefix. If the server's URL has a query, such as `?version=2`, the query is appended to the path.
     """
     path = dialect.path
     if path.startswith(f"{API_PATH}/"):
@@ -249,11 +249,15 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 
 
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
-    """Add dropped fields to the request again, as far as the server accepts them. Return the last accepted trial.
+    """Add dropped fields to a test request again, one at a time. Return the last test request that the server accepted.
 
-    `trial` is an accepted test request. More fields may have been dropped from it than the server refuses. Each dropped
-    field is added again in turn, and `send` sends a test request with this field. The field stays if the server accepts
-    the request. A field is not tried if it is in `start.dropped_fields`, or if it is the only dropped field.
+    Several fields were dropped from the accepted test request `trial` at once, although the server may refuse only some
+    of them. For each dropped field, `send` therefore sends a test request with this field. If the server accepts the
+    request, the field stays. Some fields are not tried:
+
+    - The fields in `start.dropped_fields`, because the server has already refused them.
+    - A field that is the only dropped one, because the server must have refused it.
+
     `stream_options` is added before `continuous_usage_stats`, which is a field inside it.
     """
     for field in reversed(trial.dialect.dropped_fields):

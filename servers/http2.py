@@ -182,7 +182,7 @@ def _start(url: str, access: Access, stack: contextlib.ExitStack) -> tuple[str, 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a translator. If the process does not end in time, it is killed."""
+    """Ask a translator process to end. If the process still runs after STOP_LIMIT_S, kill it."""
     import subprocess
 
     assert process.stdin is not None

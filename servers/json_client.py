@@ -1,8 +1,11 @@
-"""A small HTTP client for JSON requests outside the load: probing a server, counting tokens, reading metrics.
+"""A small HTTP client for the JSON requests that probe a server, count tokens or read metrics. The load does not use
+it.
 
-The client uses http.client from the standard library, because counting the tokens of a thousand prompts takes a
-thousand requests. A request costs 0.1 ms of CPU with http.client and 0.3 ms with httpx, whose import alone takes 0.1 s.
-The client ignores the proxy settings of the environment, because a run must not measure a proxy that the user did not
+The client uses http.client from the standard library, because its requests must be cheap: counting the tokens of a
+thousand prompts takes a thousand requests. A request costs 0.1 ms of CPU time with http.client, and 0.3 ms with httpx.
+The import of httpx alone takes 0.1 s.
+
+The client ignores proxy settings in environment variables. Otherwise, a run might measure a proxy that the user did not
 name.
 """
 

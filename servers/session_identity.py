@@ -51,9 +51,9 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
 def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names unchanged if each is the name of a router or of a header. Raises ValueError for another text.
+    """Return `names` unchanged. Raises ValueError unless each of them is the name of a router or of a header.
 
-    A name may be followed by `=` and one of SUB_AGENT_VALUES, such as `=own`.
+    A name may be followed by `=` and one of SUB_AGENT_VALUES. Examples are `vllm-router` and `X-Session-ID=own`.
     """
     for name in names:
         header, equals, value = name.partition("=")

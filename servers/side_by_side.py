@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 
 
 def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Sequence[Item]) -> list[Result]:
-    """Process each item with one of the functions, and return the results in the order of the items.
+    """Process each item with any one of the functions, in parallel. Return the results in the order of the items.
 
-    Each function runs in a separate thread and usually has a separate connection. Some servers and gateways refuse
-    several requests at the same time. After the first error of a server, the first function therefore processes the
-    remaining items one after the other, including those that failed. An error in this phase is raised.
+    Each function runs in a separate thread, and usually has a separate connection to a server. Some servers and
+    gateways refuse several requests at the same time. If a function raises ServerError, the threads therefore end. The
+    first function then processes all items without a result, one after the other. An error in this phase is raised.
     """
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))

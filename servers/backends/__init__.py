@@ -45,6 +45,6 @@ def simulated_versions() -> dict[str, tuple[str, ...]]:
 
 
 def join_or(names: Iterable[str]) -> str:
-    """Return the names as a choice for a message, such as `vllm, tgi or lightllm`."""
+    """Join the names with commas and `or` for a message, such as `vllm, tgi or lightllm`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -203,9 +203,10 @@ def _is_event(event: TranscriptEvent) -> bool:
 
 
 def _reported_duration(event: TranscriptEvent) -> dict[str, int]:
-    """Return the length of the recording that a server reports in microseconds, as the dict entry `audio_us`.
+    """Return the length of the recording, as the server reports it, as a dict with the entry `audio_us` in
+    microseconds.
 
-    The server may have rounded the length up to whole seconds. The dict is empty if the server reports no length.
+    The server may have rounded the length up to whole seconds. The dict is empty if the server reports no valid length.
     """
     reported = event.duration if event.usage is None or event.usage.seconds is None else event.usage.seconds
     try:

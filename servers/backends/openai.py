@@ -532,15 +532,19 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, reported: bool) -> None:
-    """Store how many tokens the server generated and counted, but did not stream (hidden tokens).
+    """Store in `answer` how many tokens the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens, or 0 if the server reports none. `reported` is True if the server
-    reports how many tokens are reasoning. All other tokens must then have been streamed. Nothing is stored if the
-    server's count is equal to the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
+    - `payloads`: the events of the response.
+    - `hidden`: the number of hidden reasoning tokens that the server reports. 0 if it reports none.
+    - `reported`: True if the server reports how many tokens are reasoning. All other tokens must then have been
+      streamed.
 
-    If the chunks contain no token counts, every chunk with text counts as one token. The server's count may then be
-    higher for two reasons: hidden tokens, or several tokens per chunk. A later check needs the size of the text to tell
-    these two reasons apart, so the size is stored too.
+    Nothing is stored if no token seems to be missing: the server counts as many tokens as it streamed, and no chunk has
+    more than MANY_AT_ONCE tokens.
+
+    If the chunks contain no token counts, every chunk with text counts as one token. The server may then count more
+    tokens than chunks for two reasons: hidden tokens, or several tokens in a chunk. The size of the text is stored too,
+    because a later check needs it to tell the two reasons apart.
     """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
@@ -573,9 +577,11 @@ def _shows_reasoning(delta: Delta) -> bool:
 
 
 def _shows_answer(choice: Choice) -> bool:
-    """Return True if a choice contains text of the answer, a tool call, or something else that is not reasoning.
+    """Return True if a choice contains a part of the answer: text, a refusal, a tool call or audio.
 
-    An event with several tokens may contain the end of the reasoning and the beginning of the answer."""
+    Reasoning is no part of the answer. An event with several tokens may contain both: the end of the reasoning and the
+    beginning of the answer.
+    """
     delta = choice.delta
     if delta is None:
         return bool(choice.text)

@@ -1,12 +1,12 @@
-"""Checks tool calls and JSON in responses against the schemas of their requests.
+"""Checks tool calls and JSON in responses against the JSON schemas that the requests state.
 
-The schemas come from the body of the request, in the forms of all APIs:
+The APIs have different fields for these schemas in the body of a request:
 
     tools[].function.parameters, tools[].parameters, tools[].input_schema, functions[].parameters    tool calls
     response_format, text.format, output_format, output_config.format                                JSON
     guided_json, structured_outputs.json, grammar, json_schema                                       JSON
 
-The library jsonschema is optional. Without it, a response that parses is not compared with its schema.
+The library jsonschema is optional. Without it, tool calls and JSON are parsed, but not compared with their schemas.
 """
 
 from __future__ import annotations

@@ -94,10 +94,12 @@ def prompt_tokens(answer: Any) -> int:
 
 
 def check_inputs(answer: Answer, request: Request) -> None:
-    """Compare the number of results in a response with the number of inputs of its request.
+    """Check that a response has one result for each input of its request. If results are missing, store an error in
+    `answer`.
 
-    Missing results are an error, unless the user's field `top_n` asks for fewer results. If there are more results than
-    inputs, the user's fields contain further inputs. The number of inputs is then set to the number of results.
+    Fewer results are correct if the user's field `top_n` asks for fewer. More results are always correct: the fields
+    that the user added to the request then contain further inputs, which `request.inputs` does not count. The number of
+    inputs in `answer.counts` becomes the larger of the two numbers.
     """
     results = answer.counts.get("inputs")
     if results is None:

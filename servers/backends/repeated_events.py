@@ -54,16 +54,17 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads of a response, but leave out repeated events.
+    """Decode the payloads of a response, but skip each event that repeats the event before it.
 
-    A repeated event differs from the event before it only in its text and in its running totals. Only events for which
-    `is_plain_token` returns True can be dropped. Such an event stands for exactly one token, and contains nothing about
-    this token except its text. Return:
+    An event repeats another event if it differs only in its text and in its running totals. Events are skipped only
+    after an event for which `is_plain_token` returns True. Such an event stands for exactly one token, and contains
+    nothing about this token except its text. The result has four parts:
 
-    - the retained payloads, which always include the first two.
-    - the decoded events of these payloads, whose running totals do not include the tokens of dropped events.
-    - the number of events that were dropped after each retained event.
-    - a description of the first unreadable event ("" if there is none). Payloads after this event are not decoded.
+    - The retained payloads, which always include the first two.
+    - The decoded events of these payloads. Their running totals do not include the tokens of skipped events.
+    - The number of events that were skipped after each retained event.
+    - A description of the first unreadable event ("" if there is none). Payloads after this event are retained, but not
+      decoded.
     """
     retained: list[bytes] = []
     events: list[Event] = []
@@ -113,12 +114,13 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Return how many events that follow the event `first` repeat it with other text.
+    """Count the events directly after the event with the index `first` that differ from it only in text and running
+    totals.
 
-    The event `first` stands for one token. A repetition has the same bytes except for its text, which must not be
-    empty. `total` is the running total of tokens that the event `first` reports, or None. If there is a running total,
-    it must grow by one with each event. The count ends before the first event that is no repetition. The result may be
-    too small, but is never too large.
+    The event at `first` must stand for one token. The count ends at the first event that differs in anything else,
+    whose text is empty, or whose running total of tokens is not one more than in the event before it. `total` is the
+    running total in the event at `first`, or None if the events have no running totals. The result may be too small,
+    but is never too large.
     """
     payload = payloads[first]
     following = payloads[first + 1 :]

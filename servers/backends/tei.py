@@ -1,11 +1,12 @@
-"""The Text Embeddings Inference (TEI) backend of Hugging Face, checked with version 1.9.3.
+"""The backend Text Embeddings Inference (TEI) of Hugging Face, checked with version 1.9.3.
 
 The endpoints are `/embed`, `/v1/embeddings`, `/rerank` and `/predict`. A server has one model, which either embeds,
-ranks or classifies, so the default endpoint depends on the model. `/info` reports the type of the model.
+ranks or classifies. `/info` reports this type of the model, which determines the default endpoint.
 
-The native endpoints report the number of tokens in the header `x-compute-tokens`. By default, the server truncates
-inputs that are longer than the model's limit, and reports the truncated length. Token ids in a request are decoded and
-encoded again, so only text has an exact length.
+The endpoints other than `/v1/embeddings` report the number of tokens in the header `x-compute-tokens`. By default, the
+server truncates inputs that are longer than the model's limit, and reports the truncated length. If a request contains
+token ids, the server decodes them and encodes the text again. The length of such an input may therefore change, so only
+text has an exact length.
 """
 
 from __future__ import annotations

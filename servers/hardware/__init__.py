@@ -241,7 +241,10 @@ class ModelShape:
 
     @property
     def plain(self) -> bool:
-        """True for a dense model in which every layer attends to all tokens with ordinary heads."""
+        """True for a dense transformer whose layers all have ordinary attention to the whole context.
+
+        False for a model with experts, latent attention, linear attention or sliding windows.
+        """
         return self.experts is None and self.latent is None and self.linear is None and not self.window_layers
 
     @property

@@ -108,7 +108,7 @@ class KernelBound:
 
 @dataclass(frozen=True, slots=True)
 class GpuBounds:
-    """The resource that binds each kernel of a model on one GPU, and the share of the kernel time per resource."""
+    """The bound of each kernel that a model runs on one GPU: compute, memory or latency."""
 
     gpu: str
     format: str
@@ -150,16 +150,18 @@ def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, conte
 
 
 def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> GpuBounds:
-    """Return what binds each kernel of the training of one micro-batch: compute, memory or latency.
+    """Return what binds each kernel in the training of one micro-batch: compute, memory or latency.
 
     The training consists of the forward pass, the backward pass and the optimiser step. The micro-batch has
     `micro_batch` sequences of `sequence` tokens.
 
-    The field `compute_from` of a kernel is the smallest number of tokens at which compute binds the kernel:
+    In the result, the field `compute_from` of a kernel is the smallest number of tokens at which compute binds it:
 
-    - For attention, the tokens of one sequence count.
-    - For the optimiser, the field is None.
-    - For all other kernels, the tokens of the whole micro-batch count.
+    - For attention, this is a number of tokens in one sequence.
+    - For the optimiser, the field is None, because the number of tokens does not matter.
+    - For any other kernel, this is a number of tokens in the whole micro-batch.
+
+    Raises HardwareError for a model that is not a plain dense model.
     """
     if not deployment.model.plain:
         raise HardwareError(f"training is modelled for dense models only, and {deployment.model.name} is none")

@@ -69,9 +69,10 @@ class ServingState:
 def dissect_serving(
     uses: Sequence[ServedBy], model: str, prompt_tokens: int, output_tokens: int, file: Path | None = None
 ) -> list[Dissection]:
-    """Return the speed-ups from each GPU to the next.
+    """Return the speed-up from each compared GPU to the next, divided into factors.
 
-    `file` is a TOML file with additional GPUs and models. Raises HardwareError if the model does not fit a GPU.
+    `uses` lists the GPUs in order, and how `model` is served on each of them. `file` is a TOML file with additional
+    GPUs and models. Raises HardwareError if the memory of a GPU is too small for the model and one request.
     """
     load = Load(prompt_tokens, output_tokens, 1)
     states = [_state(use, model, load, file) for use in uses]
@@ -181,9 +182,9 @@ def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingS
 
 
 def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
-    """Return a list with one change, which replaces the number format of the KV cache by that of the second GPU.
+    """Return the change from the KV cache format of `before`, the first GPU, to that of `after`, the second GPU.
 
-    The list is empty if both GPUs use the same format.
+    The result is a list with this change. The list is empty if both formats have equally many bits.
     """
     if before.kv_bytes == after.kv_bytes:
         return []

@@ -192,11 +192,11 @@ def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
 
 
 def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> list[FactorChange[TrainingSetup]]:
-    """Return the changes that turn the training job `old` into the job `new`, in the order in which they are applied.
+    """Return the changes that turn the training job `old` on the first GPU into the job `new` on the second GPU.
 
-    Each change replaces one property of the first GPU, or one setting of the job on it, by that of the second GPU.
-    `middle` is the fastest setup on the second GPU with the batch and the number of GPUs of `old`. It provides the
-    settings that depend on the memory, such as the micro-batch.
+    The changes are in the order in which they are applied. Each of them replaces one property of the GPU or one setting
+    of the job. Settings that depend on the memory, such as the micro-batch, come from `middle`. This is the fastest job
+    on the second GPU with the batch and the number of GPUs of `old`.
     """
     changes = [
         _on_gpu(compute_change(old.gpu, new.gpu, old.number)),

@@ -272,7 +272,10 @@ def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
 
 
 def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the memory bandwidth and the size of the L2 cache by those of the GPU `new`."""
+    """Return the change that replaces the memory bandwidth and the size of the L2 cache by those of the GPU `new`.
+
+    The share of the bandwidth that kernels reach is replaced too. `old` is the GPU before the change.
+    """
 
     def apply(card: Gpu) -> Gpu:
         architecture = replace(card.architecture, memory_share=new.architecture.memory_share)

@@ -242,9 +242,10 @@ class Deployment:
 
     @property
     def kv_heads(self) -> int:
-        """Number of KV heads on each GPU.
+        """Number of KV heads that each GPU stores.
 
-        If the model has fewer KV heads than `tensor`, each GPU holds one whole head.
+        The heads are divided among the `tensor` GPUs that share a layer, and the result is rounded up. For example, if
+        8 GPUs share 4 KV heads, every GPU stores one head.
         """
         return -(-self.model.kv_heads // self.tensor)
 

@@ -1,12 +1,13 @@
 """Divides a predicted time among the resources of a GPU (compute, memory and network) and latency.
 
-A resource's share is the time that would be saved if this resource were infinitely fast. Two resources that work at the
-same time hide each other. For example, a faster memory saves nothing if compute takes as long as memory. It saves time
-only if compute has become fast before. The share is therefore the mean saving over all orders in which the resources
-can become fast (the Shapley value).
+The share of a resource is the time that would be saved if this resource were infinitely fast. This saving depends on
+the speed of the other resources. For example, compute and memory work at the same time. If both take equally long, a
+faster memory alone saves nothing. It saves time only after compute has become faster too. The share of a resource is
+therefore a mean: all resources become infinitely fast one after the other, and the mean is taken over all possible
+orders (the Shapley value).
 
-The time that remains with infinitely fast resources is the latency: launches, the start of transfers, waits, and the
-engine's own work.
+Some time remains even if all resources are infinitely fast. This time is the latency: kernel launches, the start of
+transfers, waits, and the work of the engine itself.
 """
 
 from __future__ import annotations

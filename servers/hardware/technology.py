@@ -1,14 +1,14 @@
 """Derives hypothetical GPUs from real ones: with another technology node, memory generation or network.
 
-The tables in the folder `data` contain the published figures. Their sources are in the tables.
+The published figures are in tables in the folder `data`, which also name the sources:
 
 - technologies.csv: logic density, speed, power and SRAM density of each node, relative to the node in the row above.
 - memories.csv: bandwidth and capacity of one stack of HBM, or of one device of other memory.
 - networks.csv: bandwidth of the links of one GPU, and the latency of collectives.
 - gpu_technologies.csv: the node and the memory of real GPUs.
 
-A derived GPU keeps area, power, number of memory stacks and architecture of the real one. Nothing that is derived here
-was compared with measurements.
+A hypothetical GPU has the area, the power and the architecture of the real GPU. It also has the same number of memory
+stacks, unless the user names another number. No hypothetical GPU was compared with measurements.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def technology_names(text: str) -> list[str]:
 
 
 def memory_names(text: str) -> list[str]:
-    """Parse a list of memory generations such as `HBM2E..HBM4` or `HBM3,8 x HBM4`.
+    """Return the names in `text`, a list of memories such as `HBM3,8 x HBM4`, or a range such as `HBM2E..HBM4`.
 
-    Raises HardwareError for an unknown generation.
+    `8 x HBM4` stands for 8 stacks of HBM4. Raises HardwareError for an invalid list.
     """
     return _names(text, _memory_name, MEMORIES)
 
@@ -309,14 +309,15 @@ def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> Sc
 
 
 def _with_memory(scaled: ScaledGpu, origin: _Origin, text: str) -> ScaledGpu:
-    """Return `scaled` with another memory, which `text` names, such as `HBM4` or `8 x HBM4`.
+    """Return `scaled` with another memory. `text` is the name of this memory, such as `HBM4` or `8 x HBM4`.
 
-    The number in `text` is the number of stacks or devices. Without a number, it does not change. There are three
-    families of memory: HBM, GDDR and LPDDR. A change to another family requires a number.
+    `origin` contains the memory of the real GPU. The number in `text` is the number of stacks of HBM, or of devices of
+    other memory. Without a number, the GPU keeps its number of stacks or devices. There are three families of memory:
+    HBM, GDDR and LPDDR. Raises HardwareError for a change to another family without a number.
 
-    Many GPUs use less than the data rate and the capacity of their memory's standard, for example 90%. Within a family,
-    the new memory uses the same shares of its standard. After a change of the family, it uses the full data rate and
-    capacity.
+    Many GPUs use only a part of the data rate and of the capacity of their memory's standard, for example 90%. A new
+    memory of the same family uses the same part of its standard. A new memory of another family uses its full data rate
+    and capacity.
     """
     count, generation = _parse_memory(text)
     old, gpu = origin.memory, scaled.gpu
@@ -376,7 +377,10 @@ def _tera(value: float, unit: str) -> str:
 
 
 def _origin(gpu: Gpu) -> _Origin:
-    """Return the node and the memory of a real GPU. Raises HardwareError if gpu_technologies.csv lacks the GPU."""
+    """Return the technology node and the memory of the real GPU `gpu`, as gpu_technologies.csv states them.
+
+    Raises HardwareError if the table does not contain this GPU.
+    """
     rows = builtin_table(FOLDER, GPU_TECHNOLOGIES)
     row = rows.get(gpu.name)
     if row is None:

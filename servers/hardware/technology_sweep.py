@@ -85,7 +85,7 @@ class TechnologySweep:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the times that the sweep predicts: DECODE and PREFILL, or TRAINING_STEP for training."""
+        """Names of the predicted times: TRAINING_STEP for a training sweep, otherwise DECODE and PREFILL."""
         return (TRAINING_STEP,) if self.purpose == "training" else (DECODE, PREFILL)
 
     def point(self, technology_name: str, memory: str, network: str) -> SweepPoint:

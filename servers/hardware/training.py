@@ -141,7 +141,7 @@ embedding and the output head, which `predict_memory` does not count."""
 
 
 def fits_memory(training: TrainingSetup) -> bool:
-    """Return True if a training job fits into the MEMORY_SHARE of the GPU memory."""
+    """Return True if the training job needs at most the share MEMORY_SHARE of the GPU's memory."""
     return predict_memory(training).total <= MEMORY_SHARE * training.gpu.memory_bytes
 
 

@@ -236,9 +236,9 @@ def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return two durations in seconds, each by phase: of collective operations, and of copies of tensors for them.
+    """Return the durations in seconds of collective operations, and of the copies of tensors for these operations.
 
-    The phases are forward, backward and optimiser. On a single device, all values are 0.
+    Both are dicts by phase: forward, backward and optimiser. On a single device, all durations are 0.
     """
     if step.data == 1:
         return _phases(), _phases()

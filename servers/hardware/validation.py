@@ -266,7 +266,9 @@ def describe(found: Mapping[str, Accuracy]) -> str:
 
 
 def models_like(deployment: Deployment) -> str:
-    """Return the kind of the deployed model, as in the column `models`: `dense` or `mixture of experts`."""
+    """Return the kind of the deployed model: `dense` or `mixture of experts`, as in the column `models` of
+    validation.csv.
+    """
     return "mixture of experts" if deployment.model.experts else "dense"
 
 

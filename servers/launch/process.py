@@ -57,7 +57,7 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundServer:
-    """A server that was started and left running. A file with these fields describes the server for later commands."""
+    """A server that a command has started and left running. The fields are stored in a file for later commands."""
 
     server: str
     url: str

@@ -54,9 +54,10 @@ _latest_step_time: list[StepTime] = []
 
 
 def _step_time(deployment: Deployment) -> StepTime:
-    """Return a predictor for the step durations of a deployment.
+    """Return an object that predicts how long a step of the engine takes on a deployment.
 
-    The predictor is cached, and is valid for any maximum number of tokens per step.
+    The last result is stored, and returned again for an equal deployment. Deployments count as equal even if their
+    maximum numbers of tokens per step differ, because the predictions do not depend on this maximum.
     """
     deployment = replace(deployment, framework=replace(deployment.framework, chunk_tokens=0.0))
     if not _latest_step_time or _latest_step_time[0].deployment != deployment:
@@ -120,11 +121,12 @@ class ReplayedRequest:
 
 
 def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[ReplayedRequest]:
-    """Simulate a closed loop on the engine of a deployment, and return the latencies of all requests.
+    """Simulate a closed loop on the engine of a deployment, and return the latencies of each request.
 
     In a closed loop, each client sends its next request when its previous response has ended. The HTTP server in front
-    of the engine handles requests one at a time, and spends `request_s` on each. After that, each request takes another
-    `server_s`, in which requests do not wait for one another. Both times are constants of the engine in frameworks.csv.
+    of the engine handles requests one at a time, and needs the time `request_s` for each. A request then takes the
+    additional time `server_s`, without waiting for other requests. Both times are columns of frameworks.csv.
+    `memory_fraction` is the share of the GPU memory that weights and KV cache may use.
     """
     policy = _policy(deployment, load)
     longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))

@@ -115,7 +115,11 @@ class DisaggregatedEngine:
 
     @property
     def now_ns(self) -> int:
-        """Time up to which all workers are simulated: the next start of a step, or the next end of a transfer."""
+        """Time in ns up to which all workers are simulated: the time of the next event in the engine.
+
+        An event is the start of a step, or the end of a transfer. If no event follows, this is the latest time of any
+        worker.
+        """
         start_ns = min(self._starts)
         if self._arriving:
             start_ns = min(start_ns, self._arriving[0][0])

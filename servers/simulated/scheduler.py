@@ -601,9 +601,10 @@ class Scheduler:
         return hits
 
     def _steps_without_admission(self, limit: int) -> int:
-        """Return for how many steps, at most `limit`, the first waiting job certainly cannot be admitted.
+        """Return the number of steps, up to `limit`, in which the first waiting job certainly cannot be admitted.
 
-        The planned step is the first of these steps. The result is 1 if the job might be admitted directly after it.
+        The steps count from the planned step on. The result is 1 if the job might be admitted directly after the
+        planned step.
         """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill

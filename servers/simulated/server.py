@@ -341,9 +341,10 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Read the request body, after the checks that the real server makes before it reads a body.
+        """Read and return the request body.
 
-        Raises ErrorReply if a check fails.
+        Like the real server, this method first checks the API key and the announced length of the body. Raises
+        ErrorReply if the key is wrong or the body is too long.
         """
         protocol = self.protocol
         api_key = self.state.config.api_key

@@ -405,9 +405,12 @@ class StreamSender:
     def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
         """Return the bytes to send when the next `tokens` tokens are due, and the number of tokens in these bytes.
 
-        The two numbers of tokens can differ if the stream has a fault hook, which can withhold tokens. `_run` calls
-        this method for the first and the last token of a stream, and for all tokens of a stream with a fault hook.
-        `_run` encodes other single tokens without this method, which is faster.
+        The number is normally `tokens`. It can differ if the stream has a fault hook, which can withhold tokens. It is
+        0 if the stream has already finished.
+
+        `_run` encodes most single tokens without this method, which is faster. It calls this method for the first and
+        the last token of a stream, for several tokens at once, and for all tokens of a stream with a fault hook or
+        without chunked encoding.
         """
         first = stream.token_count
         stream.token_count = first + tokens

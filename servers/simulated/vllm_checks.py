@@ -170,9 +170,11 @@ def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
     """Raise ErrorReply if a token id is not in the vocabulary, or if the request asks for too many log probabilities.
 
-    `prompts` contains the token ids of the prompts, and `logprobs` is the requested number of log probabilities per
-    token. vLLM makes these checks in its engine, after it has sent status 200 for a stream. The error of a stream is
-    therefore an event.
+    `prompts` contains the token ids of the prompts. `logprobs` is the requested number of log probabilities for each
+    generated token. The number for each prompt token is read from `body`.
+
+    For a stream, the error is sent as an event after status 200. The reason is that vLLM makes these checks in its
+    engine, after it has already sent the status.
     """
     try:
         for ids in prompts:

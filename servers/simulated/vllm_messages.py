@@ -68,10 +68,10 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         return b"".join(map(_piece_events, segments.pieces(completion, first, tokens)))
 
     def _piece_events(piece: segments.AnswerPiece) -> bytes:
-        """Return the events of one piece, which is the part of an answer that belongs to one content block.
+        """Return the events for `piece`, a part of one content block of the answer.
 
-        The events are the start of the block, the new content and the end of the block. The start and the end are
-        included only if the piece contains them.
+        There is one event for the start of the block, one for the new text and one for the end of the block. An event
+        is left out if the piece does not contain this part.
         """
         block = _block(piece.segment, segments.call_ids(request), "")
         opening = _event("content_block_start", content_block=block, index=piece.segment_index) if piece.begins else b""

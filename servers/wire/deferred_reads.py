@@ -136,13 +136,14 @@ class RateDropDetector:
         """Whether a segment has arrived since the last drop."""
 
     def rate_dropped(self) -> bool:
-        """Return True if fewer segments per second have arrived since the last call than before it.
+        """Return True if the rate of TCP segments has dropped since the last call of this method.
 
-        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
-        because rates vary: the tokens of many streams arrive together at each step of the engine.
+        The rate of an interval between two calls is the number of segments per second. It has dropped if it is less
+        than FEWER times the lowest of the previous COMPARED rates. One previous rate would not be enough, because rates
+        vary: the tokens of many streams arrive together at each step of the engine.
 
-        The result is also True if no segment has arrived in the last two intervals between calls. However, at least one
-        segment must have arrived since the last drop.
+        The rate has also dropped if no segment has arrived in the last two intervals. After a drop, this second rule
+        does not apply until a segment has arrived.
         """
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]

@@ -268,10 +268,12 @@ def _usual_size(begin: bytes) -> tuple[int, int] | None:
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse the size line of a chunk in a stream of server-sent events. Return the result of `_usual_size`.
+    """Parse the size line of a chunk in a stream of server-sent events. Return the offsets at which the chunk's data
+    start and end.
 
-    `begin` starts with the two newlines that end the previous event. The size line follows, and then the data of the
-    chunk, which must begin with `data: `. Return None for any other input, and if `_usual_size` returns None.
+    `begin` contains these parts: the two newlines that end the previous event, the line end (CRLF) of the previous
+    chunk, the size line, and the data of the chunk. The offsets count from the CRLF. Return None if the data do not
+    begin with `data: `, if the size is 0, or if the size does not have two or three hexadecimal digits.
     """
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None

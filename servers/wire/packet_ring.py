@@ -127,11 +127,11 @@ class TcpStream:
 
 
 def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """Return the arrival times for several streams in one list.
+    """Return the arrival times in several TCP streams in one list.
 
-    The list contains the result of `TcpStream.arrivals` for each stream in turn. `requests` contains at most 100
-    streams, each with its offsets. A single numpy search covers all streams, because the overhead of a numpy call
-    exceeds the time of the search.
+    `requests` contains up to 100 pairs: a stream, and offsets in this stream. The list contains the arrival times for
+    the offsets of the first pair (see `TcpStream.arrivals`), then those of the second pair, and so on. One numpy call
+    searches all streams together, because the overhead of a call exceeds the time of the search.
     """
     if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
         return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]

@@ -36,14 +36,14 @@ class Pool:
         meanwhile: Callable[[], bool] = bool,
         use: ConnectionUse = "pooled",
     ) -> None:
-        """Prepare a pool without opening connections.
+        """Create a pool without connections.
 
         - `connect` opens a connection. It returns the connection if it is open at once, otherwise an awaitable.
         - `spare` is the number of idle connections to keep open.
-        - `meanwhile` does a part of some other work while the server accepts connections. It returns True if more work
-          is left.
-        - `use` states which requests share a connection. The pool only stores this setting. The load driver reads it
-          when a response has ended, and closes or keeps the connection.
+        - `meanwhile` does a part of some other work while connections are being opened. It returns True if work is
+          left.
+        - `use` states which requests may share a connection. The pool only stores `use` for the load driver, which
+          closes or keeps a connection accordingly when a response has ended.
         """
         self.use = use
         self._connect = connect

@@ -365,9 +365,9 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the name of the least exact timestamp source in `names`, because it limits the exactness of a run.
+    """Return the least exact of the timestamp sources in `names`, because this source limits how exact a run is.
 
-    An unknown name counts as `user`, the source of user-space timestamps.
+    An unknown name counts as `user`, the source that takes timestamps in user space.
     """
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]

@@ -346,9 +346,9 @@ class Exchange:
 
 
 def _try_send(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
-    """Send bytes with `send`. Return the number of bytes that the socket accepted, or the error if it accepted none.
+    """Send the bytes `sealed` with the function `send`. Return the number of bytes that the socket accepted.
 
-    With TLS, `sealed` contains encrypted bytes.
+    If the socket accepted no bytes, return the error. On a TLS connection, the bytes are encrypted.
     """
     try:
         return send(sealed)

@@ -86,7 +86,7 @@ class Tokenizer(Protocol):
 
 
 class ServerTokenCounter(Tokenizer, Protocol):
-    """Interface of an object that counts tokens by requests to the server."""
+    """Interface of a token counter that sends each text to the server, which counts the tokens."""
 
     @property
     def generates(self) -> bool:

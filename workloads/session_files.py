@@ -138,7 +138,9 @@ class SessionFile(msgspec.Struct, frozen=True):
             offset_ns += last_ns + last_ns // max(1, count - 1)  # one more mean gap, before the file starts again
 
     def samples(self) -> Iterator[TraceSession]:
-        """Yield the sessions of the file to count and check them, without repeating the file. The seed is 0."""
+        """Yield each session of the file once, even with the option `loop`. Callers use this to count and check the
+        sessions.
+        """
         return replace(self, loop=False).sessions(0)
 
     def _once(self, seed: int) -> Iterator[TraceSession]:

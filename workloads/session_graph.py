@@ -192,9 +192,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
                 self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
-        """Return the request of the node `index` without its prompt, for a request that is never sent.
+        """Return the request of the node `index` without its prompt, because it will never be sent.
 
-        The run records such requests too, for example after an earlier request of the session has failed.
+        The run needs this request to record that it was not sent, for example after an earlier request of the session
+        failed.
         """
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)

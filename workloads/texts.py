@@ -320,12 +320,13 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """Counts how many different beginnings (prefixes) the prompts of a run need, by their length in tokens.
+    """Counts the different beginnings (prefixes) of the prompts of a run, by their length in tokens.
 
-    The server must not find a new prompt in its prefix cache, so different prompts must begin differently:
+    The server must not find a new prompt in its prefix cache, so different prompts must begin differently. There are
+    two kinds of prefixes:
 
-    - Some prompts begin with a shared span of tokens. This span is the prefix of all prompts that begin with it.
-    - The prefix of any other prompt is the whole prompt.
+    - Some prompts begin with the same text, called a shared span. This span is the prefix of all these prompts.
+    - For every other prompt, the prefix is the whole prompt.
 
     Prefixes are numbered from 0, and the first words of a prefix encode its number.
 
@@ -393,11 +394,13 @@ class TextSurvey:
 class Openings:
     """Chooses the opening words of each text, so that all texts differ.
 
-    The opening words encode a number. Normally this number is the position of the text among all texts of the run (see
-    `TextSurvey.position`). A short text has too few words for this number. Its opening words encode its rank, which
-    numbers only the texts of the same length. The rank is sufficient, because texts of different lengths differ anyway.
+    The opening words encode a number, like the digits of a counter. Normally this number is the position of the text
+    among all texts of the run (see `TextSurvey.position`). A short text has too few words for such a number. Its
+    opening words encode its rank among the texts of the same length instead. This is sufficient, because texts of
+    different lengths differ anyway.
 
-    If several prompts begin with the same text (a shared span), the opening words are those of the shared span.
+    A text with which several prompts begin (a shared span) is one of these texts. Its opening words are also those of
+    the prompts.
     """
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
@@ -598,19 +601,20 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Choose the words with which texts of `tokens` tokens encode their numbers, so that all texts differ.
+    """Choose the words with which texts of `tokens` tokens encode a number, so that all texts of a run begin
+    differently.
 
-    A number is encoded like a mechanical counter, with one word per digit (see `counter_digits`). `n` is the number of
-    all texts, and `group_size` is the number of texts with this length. The result has three values:
+    Each text of the run has a number. The first words of the text are the digits of this number, like the wheels of a
+    mechanical counter (see `counter_digits`). The run has `n` texts, and `group_size` of them have `tokens` tokens. The
+    result has three values:
 
-    - A list for each digit (a wheel), with the words that represent the values of the digit. All words of a list have
-      equally many tokens. The first list contains words that can start a prompt. The later lists contain words with the
-      fewest tokens.
-    - The number of tokens that are left for random words.
-    - False if the words can encode `n` different numbers. True if the text is too short for this, and the words can
-      only encode `group_size` different numbers.
+    - The wheels: one list of words per digit. All words of a list have equally many tokens. The first list contains
+      words that can start a prompt. The later lists contain the words with the fewest tokens.
+    - The number of tokens that remain for random words after the digits.
+    - True if a text of this length is too short for `n` different numbers. The texts of this length must then be
+      numbered separately, from 0 to `group_size` - 1.
 
-    Raises PromptError if there are not enough different texts of this length.
+    Raises PromptError if fewer than `group_size` different texts of this length exist.
     """
     cost, wheel = words.cheapest()
     possible = 0

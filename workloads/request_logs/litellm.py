@@ -120,9 +120,10 @@ def _request(row: LiteLlmRow, where: str, notes: LogNotes) -> LoggedRequest | No
 
 
 def _time_ns(value: float | str, name: str) -> int:
-    """Convert a time in a log, in seconds or as an ISO 8601 date, to ns since 1970.
+    """Convert `value`, a time in a log, to ns since 1970. The value is a number of seconds since 1970 or an ISO 8601
+    date.
 
-    Raises WorkloadError for any other value. `name` is the name of the field in the message.
+    Raises WorkloadError for any other value. `name` is the name of the field in the error message.
     """
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""Reads traces that have one request per line, each with the name of its session: Mooncake and Qwen-Bailian.
+"""Reads the traces of Mooncake and Qwen-Bailian, in which each line is one request.
 
     Mooncake      kvcache-ai/Mooncake, FAST25-release/README.md: `timestamp` in ms, `input_length`, `output_length`, and
                   `hash_ids` of blocks of 512 tokens. `session_id` and `delay` (ms after the previous response) are
@@ -8,9 +8,13 @@
 
 Each prompt is complete: its length and its block ids include the conversation so far.
 
-A later request of a session never starts before the end of the previous response. A request with a `delay` is due this
-time after the end of the previous response. For a request with a `timestamp`, the time since the start of the previous
-request is the same as in the trace, unless the previous response takes longer.
+A request of Mooncake follows the previous request with the same `session_id`. A request of Qwen-Bailian follows the
+request whose `chat_id` is its `parent_chat_id`. No request starts before the response to the request that it follows
+has ended:
+
+- A request with a `delay` is due this time after the end of that response.
+- For a request with a `timestamp`, the time between the starts of the two requests is the same as in the trace. If the
+  response takes longer than this time, the request is due when the response has ended.
 """
 
 from __future__ import annotations

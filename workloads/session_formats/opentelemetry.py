@@ -11,13 +11,13 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
     gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
                                  `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
 
-Two requests are related if their agents are equal, or if one agent is an ancestor of the other. A request follows the
-related requests that had ended when it started. If one of these requests started after the end of another, the request
-only follows the later one. The delay of a request is the time from the end of the requests that it follows to its own
-start. The part of the delay in which tools ran counts as tool time.
+In the replay, a request waits for earlier requests that had ended before it started in the recording. These are
+requests of the same agent, of the agents above it, and of its sub-agents at any depth. If one of them had ended before
+another one started, the request waits only for the later one. The delay of a request is the recorded time from the end
+of these requests to its own start. The part of the delay in which tools ran counts as tool time.
 
-If a request was recorded without messages, its prompt is generated. If the generated prompt is longer than the previous
-generated prompt of the same agent, the new prompt begins with the tokens of the previous prompt.
+If a request was recorded without messages, its prompt is generated. The prompt begins with the previous prompt of the
+same agent, if that prompt was generated too and is shorter.
 """
 
 from __future__ import annotations

@@ -165,7 +165,10 @@ def classify(answer: Canary, alone: dict[int, Canary]) -> Kind:
 
 
 def in_flight_at(frame: Frame, instants_ns: Floats) -> Floats:
-    """Return the number of requests of the load that were in flight at each instant."""
+    """Return how many requests of the load were in flight at each of the times `instants_ns`.
+
+    Warm-up requests do not count.
+    """
     rows = frame.measured & ~np.isnan(frame.sent_ns)
     sent, ended = np.sort(frame.sent_ns[rows]), np.sort(frame.end_ns[rows & ~np.isnan(frame.end_ns)])
     begun = np.searchsorted(sent, instants_ns, "right")

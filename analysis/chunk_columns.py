@@ -143,9 +143,10 @@ class OrderStatistics:
         """Number of samples by their most significant digit, after the first search."""
 
     def with_zeros(self, zeros: int) -> OrderStatistics:
-        """Return statistics of the same samples together with `zeros` additional samples of the value 0.
+        """Return an OrderStatistics of the same samples and of `zeros` additional samples with the value 0.
 
-        The first pass over the samples has counted the values of their first digit. The result reuses these counts.
+        Every search begins with a pass over all samples, which counts them by their most significant bits. The result
+        uses the counts of this object, so it does not repeat this pass.
         """
         if self._first_counts is None:
             self._counts(np.zeros(1, np.int64), self._bits, _digit_bits(self._bits, groups=1))

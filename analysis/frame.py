@@ -231,7 +231,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def prefill_end_ns(self) -> Floats:
-        """The end of each row's prefill: arrival of the first chunk, or the end of a response without tokens."""
+        """The end of the prefill of each row's request: the arrival of the first chunk.
+
+        If a complete response has no tokens, the end of the response is used instead.
+        """
         return np.where(np.isnan(self.first_ns), self.last_ns, self.first_ns)
 
     @property

@@ -96,11 +96,12 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 
 
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
-    """Return a table of gains, with one column per step and one row per kind of factor, such as number formats.
+    """Return a table that shows by how much each kind of factor, such as number formats, increases the speed.
 
-    A step leads from one GPU to the next. A gain is the ratio by which the factors of one kind increase the speed in
-    one step. This ratio depends on the order in which all factors are applied, so each cell contains the geometric mean
-    over all orders. The last column contains the product of all steps, and the last row contains the whole speed-up.
+    The table has one column per step, where a step leads from one GPU to the next, and one row per kind of factor. A
+    cell contains the ratio of the speeds with and without the change of these factors. This ratio depends on the order
+    in which all factors are changed, so the cell contains the geometric mean over all orders. The last column contains
+    the product of all steps. The last row contains the speed-up by all factors together.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)

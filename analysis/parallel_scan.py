@@ -62,13 +62,13 @@ def _are_distinct(ids: Integers) -> bool:
 
 
 def _middle(main: Path) -> int | None:
-    """Return the byte offset of a line in the middle of a run file, or None if one process must read the file.
+    """Return the byte offset of a line in the middle of the run file `main`, where a second process begins to read.
 
-    One process reads the file in these cases:
+    Return None if one process must read the whole file, for one of these reasons:
 
-    - The file is small, or a line in its middle is very long.
-    - The run is in progress or was killed, or it has files of Records.
-    - The machine has one CPU core.
+    - `main` is not a regular file or is too small, or a line in its middle is very long.
+    - The folder also contains files of Records, or the part files of a run that is in progress or was killed.
+    - Only one CPU core is available.
     - This process has several threads. Such a process cannot be forked safely.
     """
     if not can_fork() or not main.is_file():

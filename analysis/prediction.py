@@ -40,15 +40,16 @@ def predict(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Return the predicted figures with their 95% intervals. A figure that is missing in any simulation is left out.
+    """Return the predicted figures of a run with their 95% intervals, from several simulations of the run.
 
-    - `central`: the figures of a simulation with the fitted constants.
-    - `draws`: one item per simulation with randomly drawn constants, which contains the figures of this simulation.
-    - `residual`: the relative errors of the fit, by figure (`ttft.p99`), latency (`ttft`) or `rate`. The most specific
-      one is used.
+    - `central`: the figures of the simulation with the fitted constants.
+    - `draws`: the figures of each simulation with randomly drawn constants.
+    - `residual`: the relative errors of the fit. A key is the name of a figure (`ttft.p99`), the name of a latency
+      (`ttft`), or `rate`. If several keys fit a figure, the first of these is used.
     - `run_variation`: the largest relative difference between runs of one server.
 
-    A figure with the value v in `central` has the interval from v / f to v * f:
+    A figure is left out if it is missing or 0 in any simulation. Let v be the value of a figure in `central`, and let
+    `draw` be its values in `draws`. The interval is from v / f to v * f, with:
 
         f = exp(1.96 * sqrt(mean(log(draw / v)**2) + residual**2 + (run_variation / 1.96)**2))
     """

@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 
 
 class RowLabels(msgspec.Struct, frozen=True, eq=False):
-    """The name of each row of a Frame, such as the model of its request."""
+    """One name for each row of a Frame, for example the name of the model that the row's request was sent to."""
 
     names: tuple[str, ...]
     index: NDArray[np.integer]

@@ -57,10 +57,10 @@ def describe_course(run: Run, frame: Frame) -> RunCourse | None:
 
 
 def find_restarts(server_readings: Sequence[Reading]) -> list[ServerRestart]:
-    """Return the restarts of the server between its readings, in order of time.
+    """Return the restarts of the server that its readings show, in order of time.
 
-    If the readings contain the values of several replicas, each replica is examined by itself, and its restarts name
-    its URL.
+    If the readings contain the values of several replicas, the restarts of each replica are found separately. Each
+    restart then contains the URL of the replica.
     """
     valid = [reading for reading in server_readings if not reading.gap]
     urls = dict.fromkeys(replica.get("url", "") for reading in valid for replica in reading.values.get("replicas", ()))
@@ -98,11 +98,11 @@ def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) ->
 
 
 def _later_starts(starts: Sequence[tuple[float, float]], url: str) -> list[ServerRestart]:
-    """Return the restarts that the start times of the server's process show.
+    """Return the restarts of a server. A restart is recognised by a later start time of the server's process.
 
-    `starts` has one pair per reading: the time of the reading in the run, and the start time of the process. Both are
-    in seconds. If a start time is ever followed by an earlier start time, several replicas answer at one URL. A later
-    start time may then belong to another replica, so no restart is reported.
+    `starts` has one pair of times in seconds for each reading: the time of the reading in the run, and the start time
+    of the process. If a start time is earlier than in the reading before, several replicas must answer at one URL. A
+    later start time may then belong to another replica, so no restart is reported.
     """
     if any(later_s < start_s - START_TIME_TOLERANCE_S for (_, start_s), (_, later_s) in pairwise(starts)):
         return []

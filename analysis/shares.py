@@ -31,7 +31,9 @@ class ResponseFigures(Protocol):
 
 
 def counts_of(figure: str, figures: ResponseFigures) -> Counts:
-    """Return the numerator and the denominator of a share. The denominator is 0 if the run does not have the share."""
+    """Return the numerator and the denominator of the share `figure`, such as `complete`. The denominator is 0 if the
+    share is unknown.
+    """
     return SHARES[figure](figures)
 
 

@@ -439,11 +439,13 @@ def has_trend(values: Floats) -> bool:
 
 
 def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Return mean(b) - mean(a), its standard error and its degrees of freedom, by Welch's method.
+    """Return mean(b) - mean(a), the standard error of this difference, and its degrees of freedom.
 
-    The sources are Welch, "The generalization of Student's problem", 1947, and Satterthwaite, "An approximate
-    distribution of estimates of variance components", 1946. The degrees of freedom are infinite if no value varies. A
-    group of a single value is assumed to vary as much as the other group (pooled t test).
+    The method is that of Welch ("The generalization of Student's problem", 1947) and Satterthwaite ("An approximate
+    distribution of estimates of variance components", 1946). If no value differs from the mean of its group, the
+    degrees of freedom are infinite.
+
+    If one group has a single value, this group is assumed to vary as much as the other group (pooled t test).
     """
     mean_a, deviation_a = mean_and_deviation(a)
     mean_b, deviation_b = mean_and_deviation(b)
@@ -523,22 +525,22 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
 def check_delivery(
     due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts, *, released_ns: Instants | None = None
 ) -> Delivery:
-    """Compare the requested load with the load that was sent.
+    """Compare the load that was sent with the load that was requested.
 
     - `due_ns`: time at which each request was due, in ns from the run's start.
     - `sent_ns`: time at which each request was sent, in ns from the run's start. None or NaN for a request that was not
       sent.
     - `arrivals`: the arrival process as text, such as `poisson:20`.
     - `load`: properties of the arrival process.
-    - `released_ns`: time at which a request that waited because of `--concurrency` could be sent. NaN for requests that
-      did not wait. The argument is None if no request waited.
+    - `released_ns`: for a request that waited because of `--concurrency`, the time at which it could be sent. NaN for
+      any other request. The argument is None if no request waited.
 
-    Two tests compare the gaps between consecutive requests with the distribution of the arrival process: one for the
-    gaps between due times, and one for the gaps between send times. The second test is left out if requests waited,
-    because the waits change the distribution.
+    Two tests check whether the gaps between consecutive requests have the distribution of the arrival process. The
+    first test uses the gaps between due times, and the second test uses the gaps between send times. If requests
+    waited, there is no second test, because waits change the distribution.
 
-    Each test allows for an error of every gap: 1 ns for due times, and the p99 of the send delays for send times. A
-    test is left out if this error exceeds a tenth of the mean gap, because any load would pass.
+    Each gap has an error: 1 ns for due times, and the p99 of the send delays for send times. The tests allow for this
+    error. If it exceeds a tenth of the mean gap, there is no test, because any load would pass.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)

@@ -236,11 +236,11 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 
 
 def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
-    """Return True if the number of requests in flight grows until the end of a time interval, as a queue does.
+    """Return True if the requests in flight grow like a queue between `from_ns` and `to_ns`.
 
-    The interval from `from_ns` to `to_ns` is divided into quarters. The mean number of requests in flight must rise
-    from each quarter to the next, and the last rise must not be much smaller than the one before it. While a server
-    only fills with requests, the number rises more and more slowly.
+    The time interval is divided into quarters. The mean number of requests in flight must rise from each quarter to the
+    next, and the last rise must be at least LASTING times the rise before it. The number also rises while a server
+    fills with requests at the beginning of a load, but then each rise is much smaller than the one before it.
     """
     edges = np.linspace(from_ns, to_ns, 5).tolist()
     first, second, third, last = (_mean(_between(steps, *ends)) for ends in pairwise(edges))

@@ -1,8 +1,9 @@
-"""The summary of a run.
+"""The structs that define summary.json, the summary of a run.
 
-The Structs of this module define summary.json, its JSON Schema (docs/reference/summary.schema.json), its reference page
-and the Python API. `loadgen.analysis.build_summary` fills in the Structs. Field names end in their unit: seconds
-(`_s`), bytes, tokens, or shares from 0 to 1. None means unknown or undefined, never zero.
+`loadgen.analysis.build_summary` fills them in, and the Python API returns them. They also define the JSON Schema
+(docs/reference/summary.schema.json) and the reference page. The end of a field's name often states its unit, for
+example `_s` for seconds, `_bytes` for bytes, and `_share` for a share from 0 to 1. None means unknown or undefined,
+never zero.
 """
 
 from __future__ import annotations

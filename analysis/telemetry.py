@@ -481,9 +481,10 @@ def counted_canaries(run: Run) -> list[Canary]:
 
 
 def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
-    """Return by how much the requests with the canaries `asked` have increased the server's counter `counter`.
+    """Return by how much the canaries `asked` have increased the counter `counter` of the server.
 
-    A canary is a test prompt of --verify. It is not part of the load, but the server counts it.
+    A canary is a test prompt of --verify. Canaries are not part of the load, but the server counts them too. The result
+    is 0 unless the counter counts finished requests, rejections or tokens.
     """
     if counter == "requests_finished":
         return sum(canary.state == "complete" for canary in asked)

@@ -37,7 +37,7 @@ class WindowSeries(msgspec.Struct, frozen=True):
         return self.from_s + self.window_s * (indices + 0.5)
 
     def ends_s(self, index: int) -> tuple[float, float]:
-        """Return the start and the end of a window, in seconds from the start of the run."""
+        """Return the start and the end of the window at `index`, in seconds from the start of the run."""
         return self.from_s + self.window_s * index, self.from_s + self.window_s * (index + 1)
 
 

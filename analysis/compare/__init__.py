@@ -358,7 +358,9 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
 
 
 def _early_end_note(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
-    """Return a note that responses were allowed to end early, with the mean lengths in A and B."""
+    """Return a note for runs whose responses were allowed to end early. It states the mean length of the responses in A
+    and B.
+    """
     means = []
     for name, group in (("A", a), ("B", b)):
         tokens = np.concatenate([run.frame.output_tokens[run.frame.sampled] for run in group])

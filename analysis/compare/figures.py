@@ -2,13 +2,13 @@
 
 The verdict on each figure is better, worse, no difference or inconclusive. There are two methods:
 
-- Two single runs are compared by their raw samples. Their errors are estimated within the runs
+- Two single runs are compared by their raw samples. The error of each figure is estimated within the runs
   (loadgen.analysis.compare.run_variance).
-- Groups of repeats are compared by one value per run, so requests need not be independent.
+- Groups of repeats are compared by one value per run, so the requests of a run need not be independent.
 
-Two runs of one server differ by chance. Both methods therefore widen an interval, normally by at most RUN_VARIATION. If
-the runs themselves show more variation, an interval can be widened further. Only a difference that this variation
-cannot explain is reported as better or worse.
+Two runs of one server always differ a little by chance. A latency or a throughput is reported as better or worse only
+if this variation between runs cannot explain the difference between A and B. The variation is assumed to be at most
+RUN_VARIATION, or more if the runs themselves show more. The confidence interval of the difference allows for it.
 """
 
 from __future__ import annotations
@@ -334,11 +334,13 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
-    """Return a copy of `row` with its confidence interval and p-value. The figure of `row` must have a ratio.
+    """Return `row` with its confidence interval and its p-value. The row must have a ratio.
 
     `p` is the p-value of the whole difference between A and B. Variation between runs can explain a difference of up to
-    `row.variation_bound`. If the difference is larger, the part beyond this bound is also tested, with the sampling
-    error only. The row gets the smaller of the two p-values.
+    `row.variation_bound`. If the difference is larger, the part beyond this bound is tested too. This second test uses
+    the sampling error alone. The row gets the smaller of the two p-values.
+
+    If the ratio is too large for an interval (LOGARITHM_MAX), the row gets only the p-value.
     """
     beyond = abs(row.effect) - row.variation_bound
     if beyond > 0:

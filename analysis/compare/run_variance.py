@@ -1,25 +1,25 @@
-"""Estimates by how much a figure varies between two runs of the same server.
+"""Estimates by how much a figure varies between two runs of the same server, A and B.
 
 The requests of a run are not independent, because they wait in one queue and share the engine's steps. Three sources of
 chance are therefore estimated separately, and their variances are added:
 
-- Requests: a run contains only a sample of all possible requests. For a quantile, a bootstrap estimates the error of
-  this sample. In a burst, the latency of a request mostly depends on its position in the queue, which is the same in
-  every run. Only differences between neighbouring requests are due to chance, so the bootstrap draws from groups of
-  neighbouring requests (strata). In an open or closed loop, neighbouring requests are correlated. The number of
-  independent samples is therefore derived from the means of contiguous batches (batch means).
+- Requests: a run contains only a sample of all possible requests. For a quantile, a bootstrap estimates the resulting
+  error. It uses an effective number of independent samples, which is derived from groups of neighbouring requests. In a
+  burst, the latency of a request mostly depends on its position in the queue, which is the same in every run. Only the
+  differences within a group (a stratum) are due to chance. In an open or closed loop, neighbouring requests are
+  correlated, so the differences between the means of the groups (batches) are used.
 - Server: a slow step of the engine delays all requests of a burst that are in flight. A bootstrap of requests does not
-  show this error. The two runs, A and B, do the same work, so each run is divided into pieces with equal shares of the
-  work. The error is estimated from the variation of the ratios of the durations of each piece in B and A.
+  show this error. Both runs do the same work, so each of them is divided into pieces with equal shares of the work. For
+  each piece, the duration in B is divided by the duration in A. The variation of these ratios shows the error.
 - Timestamps: the timestamps of both runs have error bars.
 
 Differences between whole runs, such as a different GPU, its temperature or another process on the machine, are not
 visible within a run. Only repeats show them. The error is therefore at least MIN_RUN_VARIATION.
 
-The durations of the pieces also differ if the pace changes in one run only. For example, B may have faster first tokens
-and slower later tokens than A. Such a change is not chance. By default, the function `piece_error` counts it as an
-error. With the argument `shift`, the function first removes the single change of pace that explains most of the
-differences.
+The ratios of the durations also vary if the pace changes in one run only. For example, B may have faster first tokens
+and slower later tokens than A. Such a change is not chance, but by default the function `piece_error` counts it as an
+error. With the argument `shift`, the function first removes one change of pace, if this change explains most of the
+variation.
 """
 
 from __future__ import annotations

@@ -784,9 +784,9 @@ class MatrixReport:
 
 
 def _mark(summary: MatrixSummary) -> str:
-    """Return the text `SIMULATED` with the speeds of the simulated servers.
+    """Return `SIMULATED` and the clock speeds of the simulated servers, or an empty string if all servers are real.
 
-    Return an empty string if all servers are real.
+    For a matrix of sweeps, the result is the mark of the first sweep of a simulated server.
     """
     if not summary.simulated:
         return ""

@@ -1,6 +1,7 @@
-"""Findings on the course of a run: changes and drifts of figures, restarts of the server, and commands of --at.
+"""Findings on what happened during a run.
 
-Changes, restarts and commands are also marked on the chart of the run over time, and listed in a table.
+There are findings on sudden changes and slow drifts of figures, on restarts of the server, and on commands of --at. The
+report also marks the changes, restarts and commands on the chart of the run over time, and lists them in a table.
 """
 
 from __future__ import annotations

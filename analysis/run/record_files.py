@@ -47,8 +47,8 @@ def worker_of(file: Path) -> int:
 def open_records(file: Path, *, pipes: bool = False) -> Iterator[IO[bytes]]:
     """Open a run file or a file of Records for reading. A file whose name ends in `.gz` is decompressed.
 
-    If the file does not exist any more because it has been compressed, the compressed file is opened. Raises OSError if
-    the file cannot be read.
+    If `file` does not exist, the file with `.gz` after its name is opened, because `file` may have been compressed in
+    the meantime. `pipes` is True if `file` may be a pipe. Raises OSError if the file cannot be read.
     """
     try:
         opened = open_input(file, pipes=pipes)

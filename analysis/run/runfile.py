@@ -532,11 +532,14 @@ def scan_records(
     on_record: Callable[[Record], object],
     on_block: Callable[[Sequence[CompactRecord]], bool],
 ) -> Run:
-    """Read files of Records without the rest of their run. Return a Run with an empty header and without Records.
-
-    The Run contains the other lines of these files, which are telemetry of the client and answers to canaries (test
-    prompts). `on_record` and `on_block` are called as `scan` calls them. The caller must check that no request has two
+    """Read files of Records without reading the run to which they belong. Return a Run with an empty header and no
     Records.
+
+    - `on_block` is called with each list of Records.
+    - `on_record` is called with each single Record of a list for which `on_block` returns False. This is slower.
+
+    The Run contains the other lines of the files: telemetry of the client, and answers to canaries (test prompts). The
+    caller must check that no two Records belong to the same request.
     """
     run = Run(Path(), Header(version="", started_at="", start_ns=0, plan={}, server={}), [], [], None)
     for block in _record_blocks(run, files):

@@ -269,9 +269,11 @@ def build_result(
 
 
 def best_step(sweep: SweepResult) -> SweepStep | None:
-    """Return the step with the largest load that probably met the objectives, or None if no step met them.
+    """Return the step with the largest load at which the server probably met the objectives, or None if there is no
+    such step.
 
-    Steps at loads above the measured capacity are ignored.
+    The server probably met them if the probability of a violation is at most 50%. Steps that were overloaded, or whose
+    load is above the measured capacity, are ignored.
     """
     capacity = float("inf") if sweep.capacity is None else sweep.capacity
     candidates = [

@@ -352,14 +352,16 @@ def compare_paths(
     run_variation: float,
     gates: Sequence[Gate] = (),
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
-    """Compare the runs `b` with the runs `a`. Return the comparison, the runs of `a` and the runs of `b`.
+    """Compare two groups of runs, A and B. Return the comparison, the runs of A and the runs of B.
 
-    A path is the folder of one run or a folder of repeats. `margin` is the smallest relative difference that matters,
-    and `run_variation` is the largest difference to expect between two runs of the same server. `gates` are the
-    conditions of --fail-if.
+    - `a` and `b`: the paths of the runs of each group. A path is the folder of one run, or a folder of repeats.
+    - `unequal_hint`: the hint of the error that is raised if A and B did unequal work. None: such runs are compared
+      too.
+    - `margin`: the largest relative difference that does not matter.
+    - `run_variation`: the largest relative difference to expect between two runs of the same server.
+    - `gates`: the conditions of --fail-if.
 
-    Raises RunFileError for a path without a run. If the two sides did unequal work, raises PlanError with the hint
-    `unequal_hint`. If `unequal_hint` is None, runs of unequal work are compared as well.
+    Raises PlanError if A and B did unequal work, and RunFileError for a path without a run.
     """
     from loadgen.analysis.compare import compare, read_run
 

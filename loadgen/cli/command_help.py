@@ -108,10 +108,10 @@ class GroupedCommand(TyperCommand):
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the command.
+        """Write the help of the command: the short help if the command has one, unless the user asks for `--help-all`.
 
-        The short help has one line per option, and lists advanced options by name only. Advanced options that only
-        complete another option are left out, such as --bind for --distributed.
+        The short help explains each option in one line. For advanced options, it lists only the names. It leaves out
+        advanced options that need another option. For example, --bind needs --distributed.
         """
         if not self._has_short_help() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)

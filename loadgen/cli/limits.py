@@ -281,7 +281,7 @@ def _parameters() -> Iterator[Parameter]:
 
 
 def _no_shared_options() -> None:
-    """Declare no options, because `limits` has no options in common with other commands."""
+    """Do nothing. The function has no parameters, because `limits` shares no options with other commands."""
 
 
 limits = SettingsCommand(_limits, _parameters, _no_shared_options)

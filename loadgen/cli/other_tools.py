@@ -532,9 +532,14 @@ def _minutes(draft: Draft, value: str) -> None:
 
 
 def _traffic_scenario(draft: Draft, value: str) -> None:
-    """Translate prompt and output lengths of genai-bench, in tokens.
+    """Translate a traffic scenario of genai-bench into options for the lengths of prompts and outputs in tokens.
 
-    Examples are `D(100,50)`, `N(480,240)/(300,150)` and `U(50,100)/(200,250)`.
+    - `D(100,50)`: each prompt has 100 tokens, and each output has 50 tokens.
+    - `U(50,100)/(200,250)`: the lengths are uniformly distributed, from 50 to 100 and from 200 to 250.
+    - `N(480,240)/(300,150)`: the lengths are normally distributed, with the means 480 and 300 and the standard
+      deviations 240 and 150.
+
+    Any other value is left out, and the user gets a note.
     """
     pairs = re.findall(r"\((\d+),(\d+)\)", value)
     options = ("--input-tokens", "--output-tokens")

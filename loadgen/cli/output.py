@@ -161,7 +161,7 @@ def print_error(sentence: str) -> None:
 
 @dataclass(kw_only=True)
 class Output:
-    """Writes and prints the results of one command. The output options of the command decide what and how."""
+    """Prints and writes the results of one command, as its output options require, such as `--json`."""
 
     as_json: bool
     quiet: bool

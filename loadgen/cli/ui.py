@@ -132,15 +132,16 @@ def _check_headless(users: int, run_time_s: float | None) -> None:
 
 
 def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Merge the settings in a plan file with those of the command line, which win.
+    """Merge the settings in a plan file with `settings`, those of the command line. The command line wins.
 
     Return three parts:
 
     - The settings for which Locust has options.
-    - The other settings of the run: classes of traffic and objectives.
-    - The names of settings that are ignored. They describe a load, but in an interactive run the users are the load.
+    - The settings for which Locust has no options, such as classes of traffic and objectives.
+    - The names of ignored settings, such as `rate`. They describe a load, but in an interactive run the users are the
+      load.
 
-    Raises PlanError for a setting that an interactive run cannot have.
+    Raises PlanError for a setting that an interactive run cannot use.
     """
     from loadgen.plan import Plan
     from loadgen.plan_fields import fields_of, run_options

@@ -352,9 +352,9 @@ def _operator_label(operator: Operator) -> str:
 
 
 def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Return the operators with FLOPs in groups: one group per batch size and direction (forward or backward pass).
+    """Return the operators that compute FLOPs, in groups of equal batch size and direction (forward or backward pass).
 
-    Each group has a title.
+    Each group is a pair of a title, such as `batch 8` or `batch 8, backward`, and its operators. No group is empty.
     """
     groups = []
     for case in result.cases:

@@ -88,9 +88,10 @@ def memory_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 
 
 def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
-    """Return table rows that compare measured and predicted values.
+    """Return table rows with measured and predicted values of each training technique.
 
-    Each technique has one row per phase, one row for its collectives, and one row per kind of memory.
+    A technique has one row per phase and one row per kind of memory. If it runs on several processes, it also has one
+    row for its collectives.
     """
     rows: list[tuple[str, ...]] = []
     for technique in _measured(result):

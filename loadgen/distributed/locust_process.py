@@ -159,10 +159,11 @@ class Peer:
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Seal a message, and send it to the machine `node`. Do nothing if there is no sealed channel to it.
+        """Send a sealed message to the machine `node`. Do nothing if there is no sealed channel to this machine.
 
-        `step` is the type of the message, such as `ping`, and is not sealed. `body` is a function that returns the
-        content. It is called while the channel is locked, so that messages are sent in the order of their numbers.
+        A sealed message has a number and an authentication code. The code covers the content, but not `step`, the type
+        of the message, such as `ping`. `body` is a function that returns the content. No other message is sent while
+        `body` runs, so that messages leave in the order of their numbers.
         """
         with self._sending:
             channel = self.channels.get(node)
@@ -250,10 +251,10 @@ class MasterPeer(Peer):
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with the machine `node` several times: once for each element of `times`.
+        """Exchange timestamps with the machine `node`, once for each element of `times`.
 
-        The next exchange starts when the previous one has ended or timed out, after a pause of `gap_s` seconds. The
-        function returns early if the machine disconnects.
+        An exchange ends when the machine has answered, or after EXCHANGE_LIMIT_S. The next exchange starts `gap_s`
+        seconds later. If the machine disconnects, the function returns early.
         """
         for _ in times:
             if node not in self.channels:

@@ -344,10 +344,10 @@ class Master:
         self._on_progress(phase, counts)
 
     def _gather(self, telemetry_parts: Sequence[Path], command_notes: Sequence[str]) -> Footer:
-        """Merge the part files of all machines into the run file, and return its footer.
+        """Merge the part files of all machines into the run file, and return the footer of the run file.
 
-        `telemetry_parts` are the part files of this machine. `command_notes` are messages about the commands of --at
-        for the footer.
+        `telemetry_parts` are the part files of this machine. `command_notes` are messages about the commands of --at,
+        which are added to the footer.
         """
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self.present

@@ -292,9 +292,11 @@ class Exchanged(Message, frozen=True):
 
 
 class ClockSeries(Message, frozen=True):
-    """Tells the Locust process of the master to run a series of clock exchanges with a worker machine.
+    """An order to exchange a series of timestamps with the worker machine `node`. They show the offset of the machine's
+    clock.
 
-    The Locust process sends the same message back as an event when the series has ended.
+    The loadgen command on the master sends this order to its Locust process. When the series has ended, the Locust
+    process sends the same message back as an event.
     """
 
     node: str

@@ -1,9 +1,10 @@
 """The back-off of a closed loop: a client waits before its next request if its last request failed immediately.
 
-    a request fails immediately   ──> its client waits
+    a request fails immediately   ──> its client waits; the first such client starts a pause of 0.1 s
     the pause is over             ──> the client that has waited longest sends its next request (a try)
-    the try fails immediately     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
-    the try does not fail         ──> the next client tries at once; each later pause is half as long, from 0.1 s
+    the try fails immediately     ──> the next pause is twice as long: 0.2 s, 0.4 s, 0.8 s, then always 1 s
+    the try does not fail         ──> the next client sends at once, and the pauses shrink: 50 ms, 25 ms, 12.5 ms ...
+    the pause is below 1 ms       ──> all waiting clients send their next requests
 
 During an outage, only one request per client and a few tries fail, however many clients there are. The loop is back at
 full load within two seconds after the server is available again. Clients whose requests do not fail never wait.

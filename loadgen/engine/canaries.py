@@ -66,7 +66,7 @@ class CanaryLoop(ClosedLoop):
         self.stopped = True
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first canary of each client, or an empty list if the loop was stopped before."""
+        """Return the first canary of each client. The list is empty for later calls, and after a call of `stop`."""
         return [] if self.stopped else super().group()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:

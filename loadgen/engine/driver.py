@@ -411,9 +411,10 @@ class Driver:
             self._on_node_sent(slot, exchange)
 
     def _on_node_sent(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """After a request of a session graph was sent, schedule the requests that wait for its start.
+        """After a request of a session graph was sent, prepare the requests that wait for it.
 
-        The prompts of the requests that wait for its end are built while its response arrives.
+        Requests that wait for its start are scheduled. For requests that wait for its end, the prompts are built in the
+        meantime, unless they contain the response.
         """
         assert isinstance(self._following, GraphRequests)
         self._following.on_sent(slot)
@@ -565,11 +566,11 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Build a request in advance, after a Record was created. Let a client that waited for this Record continue.
+        """Handle a new Record: build one request in advance, and let a client continue that waited for this Record.
 
-        A client of a closed loop normally continues when its response has ended, without waiting for the Record. Some
-        servers reject a request with an error inside a response of status 200. Only the Record shows this, so the
-        clients of such a server wait for it.
+        A client of a closed loop normally continues as soon as its response has ended, before the Record is created.
+        However, some servers reject a request with an error inside a response of status 200. Only the Record shows such
+        an error, so the clients of such a server wait for the Record.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:
@@ -847,8 +848,8 @@ class Recorder:
     def begin(self, start_ns: int) -> None:
         """Prepare to record requests of a run that starts at `start_ns` (CLOCK_MONOTONIC).
 
-        The clocks are compared, and the client's health counters are reset. The worker calls this method right before
-        the run starts.
+        The method measures the offset between CLOCK_REALTIME and CLOCK_MONOTONIC, and resets the client's health
+        counters. The driver calls it before it sends the first request.
         """
         self.start_ns = start_ns
         self._clocks.take()

@@ -112,9 +112,10 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
     """Return a function that takes an API key and returns the request headers that contain the key.
 
-    - If the plan names no endpoint, the key is a bearer token.
-    - If the plan names an endpoint, the key is in the header that the endpoint requires. If the plan does not name the
-      server's backend, the key is also a bearer token.
+    - For a plan without an endpoint, this is the header `Authorization: Bearer KEY`.
+    - For a plan with an endpoint and a backend, these are the headers that this backend requires at the endpoint.
+    - For a plan with an endpoint but without a backend, the function returns the headers that the endpoint usually
+      requires and `Authorization: Bearer KEY`, because the backend may require either of them.
     """
     dialect = BACKENDS[plan.server or GENERIC].dialects.get(plan.endpoint or "")
     if dialect is None:
@@ -225,12 +226,13 @@ def needs_seed(plan: Plan) -> bool:
 def with_seed(plan: Plan, say: Say | None = None) -> Plan:
     """Return the plan with the seed of its run. The seeds of repeats and of the steps of a sweep depend on this seed.
 
-    If the user states no seed, the server decides:
+    A seed that the user states is kept. Otherwise, the seed depends on the server:
 
     - A real server gets a new random seed, because its prefix cache may hold the prompts of earlier runs.
-    - A simulated server gets the fixed seed, so that the run can be reproduced.
+    - A simulated server gets the default seed, so that the run can be reproduced.
 
-    Raises the errors that `server_for` raises.
+    `say` is called with a line about a new random seed. Raises the errors that `server_for` raises, because the server
+    must be found first.
     """
     if not needs_seed(plan):
         return plan

@@ -1,7 +1,7 @@
-"""The progress of a running session that is a graph: which requests have become due, and which can no longer be sent.
+"""Tracks a running session whose requests form a graph: which requests are due, and which can no longer be sent.
 
-The run and the simulation in virtual time both use this module. The module has no clock. The caller reports the time of
-each start and end of a request, and receives the nodes that became due, with their due times.
+The caller reports when each request started and ended. In return, it receives the requests that became due, with their
+due times. The module has no clock, because both real runs and simulations in virtual time use it.
 """
 
 from __future__ import annotations

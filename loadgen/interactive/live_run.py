@@ -644,7 +644,7 @@ class LiveRun:
         return self._add(unsent_record(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
 
     def not_sent(self, request: Request, kind: ErrorKind, detail: str) -> Record:
-        """Record a request of a session that is not sent, because its session or its user has ended."""
+        """Record that a request of a session will never be sent. `kind` and `detail` state the reason."""
         return self._add(unsent_record(request, kind, detail), time.monotonic_ns())
 
     def _add(self, record: Record, due_ns: int) -> Record:

@@ -316,11 +316,12 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the names of the Plan fields that can be set at one of the moments `when`.
+    """Return the names of the Plan fields whose value of `RunOption.interactive` is in `when`.
 
-    The moment `form` means that the form on Locust's start page sets the field before each run. The moment `start`
-    means that only the command line sets the field, when Locust starts. RunOption.interactive holds the moment of each
-    field.
+    There are two values:
+
+    - `form`: the user sets the field in the form on Locust's start page, before each run.
+    - `start`: the user sets the field on the command line that starts Locust.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 

@@ -134,7 +134,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def run_session(self, endpoint: str | None = None) -> None:
         """Run the next session of the workload that is chosen in the form on Locust's start page.
 
-        `endpoint` is the name of an endpoint, such as `chat`. Its default is that of `ask`.
+        `endpoint` is the name of an endpoint, such as `chat`. The default is the endpoint of the command line, or the
+        first endpoint that the server accepts if the command line names none.
         """
         self._run_session(self._next_target(True), endpoint)
 
@@ -402,10 +403,13 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection, including the handshakes with a proxy and for TLS. Other greenlets run in the meantime.
+    """Open one connection to `target`, including the handshakes with a proxy and for TLS. Other greenlets run
+    meanwhile.
 
-    The addresses of the target are tried in the order of `rotation`. Raises OSError if no address accepts a connection,
-    or LocalLimitError if a limit of this machine is the reason.
+    The addresses of the target are tried in the order of `rotation`. If an address refuses the connection, or does not
+    answer within ATTEMPT_S, the next address is tried. The last address may take the whole `timeout_s`. `stamps` is the
+    source of the timestamps. Raises OSError if no address accepts a connection, or LocalLimitError if a limit of this
+    machine is the reason.
     """
     errors = list[OSError]()
     addresses = rotation.order()

@@ -433,11 +433,11 @@ def worker_option(
 def add_worker_interval(
     result: CapacityOption, server: SimulatedServer, per_s: float, objectives: Sequence[Objective]
 ) -> None:
-    """Set the interval of the number of GPUs of an option with separate workers: `gpus_low` and `gpus_high`.
+    """Set `gpus_low` and `gpus_high` of `result`, an option with separate workers for prefill and decoding.
 
-    The interval shows the uncertainty of the prediction. `gpus_low` GPUs are enough if the server is faster than
-    predicted by the factor `1 + step_error`, and `gpus_high` GPUs if it is slower by this factor. If the slower server
-    cannot meet the objectives, `gpus_high` is None.
+    These numbers of GPUs show the uncertainty of the prediction for `per_s` arrivals per second. `gpus_low` GPUs are
+    enough if the server is faster than predicted by the factor `1 + step_error`. `gpus_high` GPUs are enough if the
+    server is slower by this factor. If the slower server cannot meet the objectives, `gpus_high` is None.
     """
     assert result.prefill_workers
     assert result.decode_workers

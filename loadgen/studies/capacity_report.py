@@ -79,7 +79,11 @@ class CapacityReport:
         return ", ".join(self.space.engines)
 
     def name(self, option: CapacityOption) -> str:
-        """Return the GPU type of an option. Its format and engine are added if the search covers several of them."""
+        """Return the name of an option, which is its GPU type.
+
+        If the search covers several number formats, the format is added. If it covers several engines, the engine is
+        added.
+        """
         parts = [option.gpu]
         parts += [option.format] if len(self.space.formats) > 1 else []
         parts += [option.engine] if len(self.space.engines) > 1 else []

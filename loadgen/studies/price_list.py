@@ -234,12 +234,15 @@ def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
 def cheapest(
     prices: Sequence[GpuPrice], pools: Sequence[ReplicaPool], *, spot: bool, node_gpus: int
 ) -> Purchase | None:
-    """Return the cheapest purchase of the GPUs of all pools in one region, or None without a price.
+    """Return the cheapest purchase of the GPUs of all pools in one region, or None if there is no price.
 
-    `prices` contains the prices of the GPU type in each region. A pool consists of replicas that must work at the same
-    time. Spot prices are considered only if `spot` is True. Their purchase includes spare replicas, which work while
-    other replicas are down. A spot price is ignored if a pool would need too many spare replicas (see
-    `spares_of_pools`).
+    - `prices`: the prices of the GPU type in each region.
+    - `pools`: the pools of replicas. All replicas of all pools must work at the same time.
+    - `spot`: True if spot prices are considered too.
+    - `node_gpus`: the number of GPUs per machine.
+
+    Spot machines are interrupted at times, so a purchase at a spot price includes spare replicas. A spot price is
+    ignored if a pool would need too many spare replicas (see `spares_of_pools`).
     """
     purchases = []
     gpus = sum(pool.replicas * pool.gpus for pool in pools)

@@ -504,19 +504,21 @@ class FitProblem:
         return replay(run, self.limits, self._step_time[1], values)
 
     def _latency_residuals(self, logarithms: Floats) -> Floats:
-        """Return the weighted latency residuals of all runs, which the fit makes small.
+        """Return the residuals of all runs: the weighted errors of the simulated latencies, which the fit makes small.
 
         The constants of the simulation are `exp(logarithms)`. The residuals are sorted by run, then by latency (TTFT,
-        TPOT, E2E latency), then by request. Let `e` be `log(simulated / measured)`, and let `n` be the number of
-        requests of the run for which this latency is known:
+        TPOT, E2E latency), then by request:
 
             residual = weight * sign(e) * soft(e)
             weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE
             soft(e) = OUTLIER * sqrt(2 * (sqrt(1 + (e / OUTLIER) ** 2) - 1))    (soft L1 loss).
 
-        The residual of a missing latency is 0. A request may arrive at any time within a step of the server, so TTFT
-        varies by up to one step. To give short TTFTs less weight, `median(TPOT) / 2` is added to the simulated and the
-        measured TTFT.
+        Here `e` is `log(simulated / measured)`, and `n` is the number of requests of the run for which this latency is
+        known. The residual of an unknown latency is 0.
+
+        `median(TPOT) / 2` is added to the simulated and the measured TTFT before they are compared. This gives short
+        TTFTs less weight: a request may arrive at any time within a step of the server, so TTFT varies by up to one
+        step.
         """
         parts = []
         for run in self.runs:

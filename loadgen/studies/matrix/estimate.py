@@ -181,7 +181,7 @@ def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Re
 
 
 def _repeat_text(repeat: Repeat, done: Sequence[Repeat]) -> str:
-    """Return the text of a repeat for the dry run, such as `burst#1`, or `burst#1 done` if it is finished."""
+    """Return the name of a repeat for the dry run, such as `burst#1`, or `burst#1 done` if the repeat is in `done`."""
     return f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}"
 
 

@@ -103,7 +103,7 @@ SettingsFor = Callable[[float], StepSettings]
 
 
 class Watch(NamedTuple):
-    """Functions of the caller that show the progress of a sweep, return the settings of a step, and read the clock."""
+    """Functions that a sweep calls to show its progress, to get the settings of a step, and to read the clock."""
 
     show: OnProgress
     """Shows the progress of a run."""

@@ -603,9 +603,13 @@ def _variation(lengths: LengthDistribution | None, seed: int, name: str) -> floa
 def predict_sweep(
     sweep: Sweep, targets: SweepTargets, model: ServerModel, search_settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the predicted results of a sweep: the capacity, and the figures at each load.
+    """Simulate a sweep with the server `model`, and return the results to expect from the real sweep.
 
-    The sweep is simulated with the server `model`. The search settings in the sweep's journal contain the result.
+    `targets` contains the objectives and the loads. `search_settings` contains, for example, the precision and the
+    first load of the search. The returned dict has two keys:
+
+    - `capacity`: the predicted capacity. None if the sweep has no objectives, or if the capacity was not found.
+    - `points`: the predicted figures at each simulated load.
     """
     from loadgen.analysis.sweep import expected_point
 

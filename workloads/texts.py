@@ -148,15 +148,15 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Return the usable words among `candidates`, with their numbers of tokens (costs).
 
-    `count` counts the tokens of texts. Words are usable together if the token count of a text is the sum of the costs
-    of its words. Up to three attempts are made to find such words:
+    `count` counts the tokens of texts. Up to three attempts are made to find words whose costs add up: the token count
+    of every text is the sum of the costs of its words.
 
     1. The first WORDS_LIMIT candidates are assumed to be one token each, as in most tokenizers. To check this
        assumption, the function counts texts that together contain every pair of these candidates.
     2. If the assumption is wrong, each candidate is counted as the second word of a text of two words. Words of more
        than COST_LIMIT tokens are left out.
     3. If the cost of some words depends on the words next to them, these words are left out too. This attempt fails if
-       fewer than MIN_WORDS words remain, and the result is that of the second attempt.
+       fewer than MIN_WORDS words remain. The result is then that of the second attempt, with `adds_up=False`.
 
     The first `openings` words are also counted at the start of a prompt, where a word may have a different cost.
     """

@@ -124,10 +124,11 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 class OrderStatistics:
     """Finds samples by rank in a data set that is too large to sort.
 
-    `statistics[rank]` equals `sorted_samples[rank]`. Ranks count from 0 in ascending order. The samples are integers
-    from 0 to `largest`, and the results are divided by `scale`. The function `blocks` iterates over the samples in
-    blocks. The data set also contains samples with the value 0 that are not in the blocks, and `zeros` is their number.
-    `count` is the total number of samples, including these zeros.
+    `statistics[rank]` is the sample with this rank, divided by `scale`. The smallest sample has rank 0.
+
+    - `blocks`: Function that returns the samples in blocks. The samples are integers from 0 to `largest`.
+    - `zeros`: Number of additional samples with the value 0. They are part of the data set, but not of the blocks.
+    - `count`: Total number of samples, including the additional zeros.
     """
 
     def __init__(
@@ -203,12 +204,15 @@ class OrderStatistics:
         return prefixes
 
     def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
-        """Return how often the next digit of a radix search has each value: one row per group, one column per value.
+        """Count the values of the next digit of the samples, in one step of a radix search.
 
-        Each sample has `bits` bits that are still unknown, and the next digit is the first `digit` of them. Samples
-        with the same known leading bits form a group, and `groups` contains these bits for each group.
+        The search determines the samples digit by digit. In this step, the last `bits` bits of each sample are still
+        unknown. The next digit consists of the first of these bits, and `digit` is the number of bits in the digit.
 
-        The counts of the first digit are computed once, because every search begins with them.
+        Samples with equal known bits form a group. `groups` contains the known bits of each group to count. The result
+        has one row per group and one column per value of the digit.
+
+        The first digit is the same in every search, so its counts are computed only once.
         """
         if bits == self._bits and self._first_counts is not None:
             return self._first_counts

@@ -188,16 +188,16 @@ def _first_lasting(series: WindowSeries, bad: np.ndarray) -> tuple[float, float]
 
 
 def _score_variance(values: Floats, detrended: Floats) -> float:
-    """Return the variance of Kendall's score of `values`, for the case that the series has no trend.
+    """Return the variance that Kendall's score of `values` has if the series has no trend.
 
-    `detrended` contains the values without their trend. Neighbouring values may be correlated. A correlated series
-    contains as much information as a shorter series of independent values, whose length is the effective number. The
-    function computes the variance for independent values, and multiplies it by the number of values divided by the
-    effective number. This ratio is that of a first-order autoregressive process.
+    The function first computes the variance for independent values. Neighbouring values may be correlated. n correlated
+    values contain only as much information as a smaller number m of independent values, so the function multiplies the
+    variance by n / m. This factor is that of a first-order autoregressive process.
 
-    The correlation of neighbours is estimated from the ranks of `detrended`. This estimate is too low for a short
-    series, so the function corrects it (Kendall, "Note on bias in the estimation of autocorrelation", 1954). A negative
-    correlation counts as 0, because it would narrow the interval.
+    The factor depends on the correlation of neighbouring values, which is estimated from the ranks of `detrended`. This
+    argument contains the values without their trend. The estimate is too low for a short series, so the function
+    corrects it (Kendall, "Note on bias in the estimation of autocorrelation", 1954). A negative correlation counts as
+    0, because it would narrow the interval.
     """
     count = len(values)
     _, ties = np.unique(values, return_counts=True)

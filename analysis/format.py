@@ -204,9 +204,10 @@ def page_mark(summaries: Iterable[Summary]) -> str:
 
 
 def knows_speed(summary: Summary) -> bool:
-    """Return True if the speed of the server's clock relative to real time is known.
+    """Return True if it is known how fast the server's clock runs relative to real time.
 
-    It is unknown if a gateway hides how fast the clock of a simulated server runs."""
+    The speed is unknown if the server is a simulated one, and a gateway hides the speed that the server states.
+    """
     server = summary.server
     return not server.simulated or server.virtual or server.speed is not None
 

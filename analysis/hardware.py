@@ -135,7 +135,7 @@ def format_gemms(result: Limits) -> str:
 
 
 def gemm_notes(result: Limits) -> list[str]:
-    """Return a sentence that explains the bound `network`, if a GEMM has it."""
+    """Return a list with the sentence that explains the bound `network`, or an empty list if no GEMM has this bound."""
     return [NETWORK_BOUND] if any(gemm.bound == "network" for gemm in result.gemms) else []
 
 

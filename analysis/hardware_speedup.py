@@ -63,10 +63,10 @@ def sentences(dissection: Dissection) -> list[str]:
 
 
 def _speed_up_text(accuracy: str) -> str:
-    """Return a text on the accuracy of a speed-up.
+    """Return a text on the accuracy of a predicted speed-up.
 
-    `accuracy` is the formatted accuracy, or `not validated`. The accuracy was measured for ratios of TPOT and not of
-    throughput, and the text says so.
+    `accuracy` is the formatted accuracy, or `not validated`. It was measured for ratios of TPOT, but the speed-up is a
+    ratio of throughputs. The text therefore says that the accuracy is that of TPOT ratios.
     """
     return accuracy if accuracy == "not validated" else f"TPOT ratio at the same TP and load {accuracy}"
 

@@ -269,10 +269,11 @@ def _run_cells(run: IndexedRun, *, marks_differ: bool) -> list[TableCell]:
 
 
 def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: bool) -> list[TableCell]:
-    """Return the cells of a group of runs.
+    """Return the table cells that describe a group of runs, such as the repeats of a plan.
 
-    The figures of repeats are means over the runs. Other groups have no joint figures, because their runs have
-    different loads or servers. If `marks_differ` is true, the cells include the mark of the runs, such as SIMULATED.
+    For repeats, the cells contain the means of the figures over the runs. For other groups, the cells of the figures
+    are empty, because the runs have different loads or servers. If `marks_differ` is true, the first cell includes the
+    mark of the runs, such as SIMULATED.
     """
     summaries = [run.summary for run in runs]
     by_run = [overview_cells(summary) for summary in summaries]

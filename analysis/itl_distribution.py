@@ -33,10 +33,11 @@ Distributions = dict[str, Distribution]
 
 @contextmanager
 def start_gap_metrics(metrics: Sequence[Metric], frame: Frame) -> Iterator[Callable[[], Distributions]]:
-    """Describe the metrics of gaps between chunks in a second process, if there are too many gaps to sort.
+    """Start a process that computes the distributions of gap metrics, if there are too many gaps to sort.
 
-    Yield a function that waits for the second process and returns the distributions of these metrics. The function
-    returns an empty dictionary if there is no second process, or if it failed.
+    A gap is the time between two chunks of a response, and a gap metric is one of the `metrics` that are computed from
+    gaps. This context manager yields a function. The function waits until the process has ended, and returns the
+    distributions of the gap metrics. It returns an empty dictionary if no process was started or the process failed.
     """
     gap_metrics = [metric for metric in metrics if metric.zero_counts(frame) is not None]
     if not gap_metrics or not can_fork():

@@ -1,28 +1,29 @@
 """Checks with Little's law whether throughput, latency and the number of requests in flight agree.
 
-In any system L = lambda W (Little, "A proof for the queuing formula L = lambda W", 1961): the mean number of requests
-in flight equals the throughput times the mean latency. A run measures all three independently. If lambda W differs from
-L, throughput and latency cover different requests. For example, a window may contain the end of a stall, but not the
-requests that waited in it.
+The law L = lambda W applies to any system (Little, "A proof for the queuing formula L = lambda W", 1961). L is the mean
+number of requests in flight, lambda is the throughput, and W is the mean latency. A run measures all three
+independently. If lambda W differs from L, throughput and latency cover different requests. For example, a window may
+contain the end of a stall, but not the requests that waited during the stall.
 
 Over a whole run, the law is exact if L counts only complete requests. Incomplete requests in flight are counted
 separately.
 
-In a shorter window, the law holds only approximately. About L requests are in flight at each end of the window, so they
-are partly inside and partly outside:
+In a shorter window, the law holds only approximately. About L requests are in flight at each end of the window. Each of
+these requests is partly inside the window and partly outside:
 
-- In lambda W, such a request counts with its full latency, which is E[W] on average.
-- In L, it counts only with its time inside the window. The mean remaining latency of a request that is in flight at a
-  random instant is E[W^2] / (2 E[W]).
+- In lambda W, the request counts with its full latency if it ends inside the window, and not at all otherwise. The mean
+  latency is E[W].
+- In L, the request counts with the part of its latency that is inside the window. At a random instant, the mean
+  remaining latency of the requests in flight is E[W^2] / (2 E[W]).
 
 A request at an end of the window therefore adds between 0 and E[W] to lambda W, and about E[W^2] / (2 E[W]) to L. The
-tolerated difference is the sum of both, for L requests at each of the two ends, and 10% of L. With T as the length of
-the window, it is
+tolerance is the sum of both values for all requests at the two ends, and 10% of L. If T is the length of the window,
+the tolerance is
 
     0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 
-W_max is the latency of the slowest request. It covers random differences, which matter if few requests are in flight.
-For a whole run, only the first term is used.
+W_max is the latency of the slowest request. It allows for random differences, which matter if few requests are in
+flight. For a whole run, the tolerance is only the first term.
 """
 
 from __future__ import annotations

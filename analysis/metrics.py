@@ -93,14 +93,16 @@ class Metric(msgspec.Struct, frozen=True):
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Return, for each row, how many samples are known to be 0, or None if the caller must sort all samples.
+        """Return the number of samples of each row that are known to be 0. Return None if the caller must sort all
+        samples.
 
-        An inter-token latency is 0 for each token that arrived in the same chunk as the previous token. A metric per
-        chunk has no such samples, so its result is 0 for every row.
+        If a run has very many gaps between chunks, sorting all samples is expensive. Counting the zeros is much
+        faster. The number of zeros depends on the metric:
 
-        If there are many samples, counting the zeros is much faster than sorting them together with the gaps between
-        chunks. The result is None if counting has no advantage or is not possible: for a metric that does not measure
-        gaps, for few samples, or if a gap is negative.
+        - Per token: A token has an inter-token latency of 0 if it arrived in the same chunk as the previous token.
+        - Per chunk: No sample is known to be 0, so the number is 0 for every row.
+
+        The result is None if the metric does not measure gaps, if the run has few gaps, or if a gap is negative.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:

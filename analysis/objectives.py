@@ -112,7 +112,9 @@ class Objective(msgspec.Struct, frozen=True):
 
     @property
     def percentile(self) -> float | None:
-        """The percentile as a share, such as 0.99 for `p99`. None if the statistic is not a percentile."""
+        """The percentile of the statistic as a fraction, such as 0.99 for `p99`. None for other statistics, such as
+        `mean`.
+        """
         match = _PERCENTILE.fullmatch(self.statistic)
         return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
@@ -266,10 +268,11 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
+    """Raise ObjectiveError if an objective covers only a part of the requests, or limits a drift.
 
-    `option` is the command-line option with the objectives. These objectives must cover all requests, and the runs that
-    they judge are too short to measure a drift.
+    The part may be a class of traffic, a model or a replica. `option` is the command-line option that contains the
+    objectives. This option only accepts objectives on all requests. It accepts no drifts, because its runs are too
+    short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:

@@ -1,7 +1,7 @@
-"""Builds the page on all repeats of a plan: the joint figures first, and the details of each repeat folded below.
+"""Builds the HTML page on all repeats of a plan. The page begins with the joint figures of all repeats.
 
-The page contains the sections of a report on several runs, with another overview at the top. Sections that consist of a
-table row or a paragraph per repeat are folded, because these long sections would hide the joint result.
+The other sections of the page are those of a report on several runs. Sections with a table row or a paragraph per
+repeat are folded, because they are so long that they would hide the joint figures.
 """
 
 from __future__ import annotations

@@ -118,19 +118,20 @@ def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Boolea
 
 
 def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
-    """Return True if one replica is slower than the other for requests with an equal load.
+    """Return True if one replica is slower than the other replica, and random differences in load do not explain this.
 
-    The load of a request is the number of requests in flight at its replica when the request was sent. `faster` and
-    `slower` select the requests of the two replicas, and `ttft_s` contains the TTFT of each request. For each load, a
-    rank sum compares the TTFTs of the two replicas. The sums of all loads are added. Two corrections are made:
+    `faster` and `slower` select the requests of the two replicas, and `ttft_s` contains the TTFT of each request. The
+    load of a request is the number of requests that were in flight at its replica when the request was sent. For each
+    load, a rank sum compares the TTFTs of the two replicas at this load. The rank sums of all loads are added. Two
+    corrections are made:
 
-    - Consecutive requests are not independent, so the variance of the sum is estimated from blocks of consecutive
+    - Consecutive requests are not independent, so the variance of the total is estimated from blocks of consecutive
       requests.
     - The two replicas were chosen as the fastest and the slowest of all, so the p-value is multiplied by the number of
       pairs of replicas (Bonferroni).
 
-    If too few requests of the two replicas have equal loads, the comparison is not possible. The result is then True,
-    because loads that differ during almost the whole run are not due to chance.
+    This comparison is not possible if too few requests of the two replicas had equal loads. The loads of the replicas
+    then differed during almost the whole run. Random differences in load do not last so long, so the result is True.
     """
     from scipy.stats import rankdata, t
 

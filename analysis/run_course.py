@@ -1,7 +1,8 @@
-"""Describes how a long run went: changes and drifts of its figures, and restarts of the server.
+"""Finds out what happened during a long run: changes and drifts of its figures, and restarts of the server.
 
-Changes and drifts are only searched for in runs with a constant load, because any other load changes the figures on
-purpose. Such a run must be long enough for MIN_WINDOWS time windows. Small changes and drifts are omitted.
+Restarts are searched for in every run. Changes and drifts are only searched for in runs with a constant load, because
+any other load changes the figures on purpose. Such a run must be long enough for MIN_WINDOWS time windows. Small
+changes and drifts are omitted.
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ def find_restarts(server_readings: Sequence[Reading]) -> list[ServerRestart]:
 
 
 def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) -> list[ServerRestart]:
-    """Return the restarts of one server or replica.
+    """Return the restarts of one server or replica. `url` is the URL of a replica, and empty for a single server.
 
-    `values` contains the time of each reading in seconds, and the metrics that were read. A server has restarted if its
-    metric with the start time of the process has a later value than before. If the server does not publish this metric,
-    a restart is recognised when all of its counters fall.
+    `values` contains the time of each reading in seconds, and the metrics that were read. One of these metrics is the
+    start time of the server process. If a reading has a later start time than the readings before it, the server has
+    restarted. Some servers do not publish their start time. For such a server, a restart is recognised when all
+    counters that were greater than 0 fall.
     """
     known = [(at_s, start_s) for at_s, reading in values if (start_s := number_in(reading, START_TIME))]
     if known:

@@ -610,11 +610,11 @@ def _cv(gaps_s: Floats) -> float | None:
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Return a quantile of the read delays in seconds, or None if there are no delays.
+    """Return a quantile of the read delays in seconds, or None if `counts` is empty.
 
-    A read delay is the time between the arrival of bytes and their read. `share` is the quantile, such as 0.99.
-    `counts` is a histogram of the delays with four ranges per factor of two. The result is the upper end of a range, so
-    it may be up to 19% too large.
+    A read delay is the time from the arrival of bytes until the client reads them. `share` selects the quantile, for
+    example 0.99 for p99. `counts` is a histogram of the delays, with four buckets per factor of two. The result is the
+    upper boundary of a bucket, so it may be up to 19% too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)

@@ -432,7 +432,10 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
 
     @property
     def covers(self) -> bool:
-        """True if most requests in flight completed, so that the latencies represent them."""
+        """True if the latencies represent the load, because few of the requests in flight are incomplete.
+
+        Incomplete requests have no latency. They may be at most the share INCOMPLETE_MAX of the requests in flight.
+        """
         return self.incomplete <= INCOMPLETE_MAX * self.in_flight
 
 

@@ -92,7 +92,7 @@ def _all_readings(run: Run, source: Source) -> list[Reading]:
 
 
 def _without_counters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a reading of the server without its counters."""
+    """Return the metrics of the server in `values`, without the metrics that are counters."""
     return {name: value for name, value in values.items() if name not in COUNTERS}
 
 
@@ -709,12 +709,16 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
 
 
 def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
-    """Return one machine of a distributed run, with the offset, drift and uncertainty of its clock.
+    """Return the clock of one machine in a distributed run (offset, drift and uncertainty), and its number of requests.
 
-    `facts` describes the machine in the run header, and contains the offset of its clock from the master's clock.
-    Further comparisons of the two clocks are in the telemetry of the source `clock`. The drift is the difference
-    between the last and the first of them, and the uncertainty is the largest of all. If there are none, `facts` is the
-    only comparison.
+    The machine's clock was compared with the master's clock before the start of the run and again during the run. The
+    telemetry of the source `clock` contains these comparisons:
+
+    - The drift is the offset in the last comparison minus the offset in the first comparison.
+    - The uncertainty is the largest uncertainty of a comparison.
+
+    The offset of the clock comes from `facts`, which describes the machine in the run header. If the telemetry contains
+    no comparison, the uncertainty also comes from `facts`, and the drift is 0.
     """
     samples = [
         sample.values

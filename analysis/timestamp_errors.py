@@ -48,12 +48,14 @@ class StampError(msgspec.Struct, frozen=True):
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the maximum error of the timestamp of a token that no other token of its response was read with.
+    """Return the maximum timestamp error of a token that was read alone, or None if this error is unknown.
 
-    The error is the sum of two parts, both from `health`: the error of the timestamp source (for example packet
-    timestamps), and the time by which the wall clock was set forward or back during the run. For a source without a
-    known error, the result is the longest stall of the client's event loop, and applies to all tokens. Return None if
-    `health` contains neither.
+    A token was read alone if the same read returned no other token of its response. There are two cases:
+
+    - The timestamp source (for example packet timestamps) has a known error. The result is the sum of this error and of
+      the time by which the wall clock was set forward or back during the run.
+    - The source has no known error. The result is the longest stall of the client's event loop, or None if stalls were
+      not measured. In this case, the result applies to every token.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:

@@ -144,10 +144,11 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
 
 
 def _gap_samples(frame: Frame) -> Samples:
-    """Return the gaps between tokens, in the order of the times at which the gaps end.
+    """Return the gaps between the tokens of all responses, in order of the times at which the gaps end.
 
-    A chunk of c tokens contributes the gap before the chunk and c - 1 gaps of 0. If a run has clearly more than
-    TOKENS_MAX tokens, only every k-th request is used.
+    A gap is the time between two consecutive tokens of a response, which is 0 for tokens of the same chunk. A chunk of
+    c tokens therefore contributes the gap before the chunk, and c - 1 gaps of 0. If a run has many more tokens than
+    TOKENS_MAX, only every k-th request is used, so that about TOKENS_MAX tokens remain.
     """
     sampled = frame.sampled
     every = max(1, round(float(frame.arrived_tokens[sampled].sum()) / TOKENS_MAX))
@@ -344,10 +345,11 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
-    """Return the duration in seconds on which a metric depends, for run A and for run B.
+    """Return the times from which a metric was computed, for run A and for run B.
 
-    The duration behind a latency is the latency itself, so the result is `values`, the latencies of the two runs. A
-    real-time factor is a latency divided by the length of the audio. Its durations are the median E2E latencies.
+    `values` contains the values of the metric in both runs. If the metric is itself a time, the result is `values`. A
+    real-time factor is not a time, but a latency divided by the length of the audio. The result then contains the
+    median E2E latencies of the two runs in seconds.
     """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]
@@ -370,16 +372,18 @@ def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[fl
 
 
 def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> tuple[float, float, float]:
-    """Return the probability that a sample of B is larger than a sample of A, its standard error and its p-value.
+    """Return the probability that a sample of B is larger than a sample of A, its standard error, and a p-value.
 
-    Ties count one half, so the probability is `P(B > A) + P(B = A) / 2`. The p-value is two-sided and tests the
-    hypothesis that the probability is one half. The method is that of Mann and Whitney (1947). The error is that of
-    Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows ties and different variances.
+    - Probability: Ties count one half, so it is `P(B > A) + P(B = A) / 2` (Mann and Whitney, 1947).
+    - Standard error: It allows ties and different variances (Brunner and Munzel, "The nonparametric Behrens-Fisher
+      problem", 2000).
+    - p-value: It is two-sided, and tests the hypothesis that the probability is one half.
 
-    Chance may also have multiplied all samples of B by a common factor, for example if the server was slower.
-    `common_error` is the standard error of the logarithm of this factor. The function computes the p-value for many
-    values of the factor, and averages them by the probability of the factor (Student's t with DEGREES_OF_FREEDOM). The
-    returned standard error fits the averaged p-value.
+    The server may have been slower or faster by chance during the whole run B. All samples of B then contain a common
+    random factor. `common_error` is the standard error of the logarithm of this factor. To allow for it, the function
+    computes the p-value for many values of the factor. The returned p-value is the mean of these p-values, and the
+    weight of each is the probability of its factor (Student's t with DEGREES_OF_FREEDOM). If the standard error is too
+    small for the returned p-value, it is increased to the value that leads to this p-value.
     """
     ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
     placements_a, placements_b = _placements(a.values, ordered_b), _placements(b.values, ordered_a)

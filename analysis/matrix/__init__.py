@@ -472,9 +472,9 @@ def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
 
 
 def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
-    """Merge the readings of one GPU, process or host over the runs of a cell.
+    """Return the memory of one GPU, process or host in a cell, merged from the readings of the cell's runs.
 
-    The title of a process does not contain its id, because the id changes when the server restarts.
+    The title of a process does not contain the process id, because each restart of the server changes this id.
     """
     first = readings[0]
     name, device = getattr(first, "name", ""), getattr(first, "on", "")
@@ -500,11 +500,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _differences(
     cells: Sequence[CellSummary], summaries: Mapping[CellName, Sequence[Summary]]
 ) -> Iterator[CellDifference]:
-    """Yield the differences between pairs of measured cells, with one result per pair and figure.
+    """Yield the difference of every compared figure, for each pair of measured cells that can be compared.
 
-    Two cells form a pair if they differ only in the server or only in the host, and have the same clock speed.
-    `summaries` contains, for each cell, the summaries of the runs from which its figures were computed. Verdicts and
-    intervals are those that `loadgen compare` gives for the same runs with its default options.
+    Two cells can be compared if only their servers or only their hosts differ, and their clocks have the same speed.
+    `summaries` maps the name of each cell to the summaries of the runs from which its figures were computed. `loadgen
+    compare` with default options gives the same verdicts and intervals for these runs.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

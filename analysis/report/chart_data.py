@@ -267,17 +267,18 @@ def _bins_of(instants: Floats, first_ns: float, bin_ns: float) -> Integers:
 
 
 def latency_series(frame: Frame) -> dict[str, Any] | None:
-    """Return p50 and p99 of TTFT, TPOT and E2E, and the failed and rejected requests per second, over time.
+    """Return the data of the charts of latencies and failures over time, or None if no request ended.
 
-    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. Each latency belongs to the interval in
-    which it was complete:
+    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. For each interval, the data contains p50
+    and p99 of TTFT, TPOT and E2E, and the number of failed and of rejected requests per second. The interval of a
+    latency is the one in which this event happened:
 
-    - TTFT: when the first token arrived.
-    - TPOT: when the last token arrived.
-    - E2E: when the response ended.
+    - TTFT: the first token arrived.
+    - TPOT: the last token arrived.
+    - E2E: the response ended.
 
-    `incomplete_s` contains the times at which incomplete requests ended, or an evenly spaced selection of
-    FAILURE_MARKS_MAX times if there are more. Return None if no request ended.
+    The entry `incomplete_s` contains the times at which incomplete requests ended. If there are more than
+    FAILURE_MARKS_MAX, it contains an evenly spaced selection of this number.
     """
     grid = _time_grid(frame)
     if not grid:
@@ -540,10 +541,11 @@ def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def plotted_indices(values: Sequence[float | None]) -> list[int]:
-    """Return the indices of the points to draw out of a telemetry series.
+    """Return the indices of the values that the chart of a telemetry series shows.
 
-    All points of a short series are drawn. A long series is divided into PIECES pieces. In each piece, the first point,
-    the minimum, the maximum and the first gap (a value of None) are drawn. The last point of the series is also drawn.
+    A short series is shown completely. A long series is divided into PIECES pieces. The chart shows the first value,
+    the minimum, the maximum and the first gap (a value of None) of each piece. It also shows the last value of the
+    series.
     """
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))
@@ -573,7 +575,11 @@ def _max_concurrent(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
 
 
 def tokens_per_event(summary: Summary) -> dict[str, Any] | None:
-    """Return the share of events by their number of tokens, or None if all events contain one token."""
+    """Return the data of the chart of tokens per event, or None if every event contains one token.
+
+    For each number of tokens in an event (`size`), the data contains the number of such events (`events`) and their
+    share of all events (`share`).
+    """
     result = summary.tokens_per_event
     if result is None or not result.counts:
         return None

@@ -843,14 +843,14 @@ def network_finding(summary: Summary) -> Finding | None:
 
 
 def server_timing_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the times that the server states (--server-timing).
+    """Return a finding on the times that the server states in its responses (--server-timing).
 
-    Return None without this option, and if no request is complete. The finding is a warning in three cases, otherwise a
-    note:
+    Return None if the option is not set, or if no request is complete. The finding is a warning in three cases,
+    otherwise a note:
 
     - The server states no times.
     - Many of the stated times are longer than the measured latency.
-    - Much of the latency is spent outside the server's queue and prefill. In a burst, this is only a note.
+    - The load is not a burst, and much of the latency is spent outside the server's queue, prefill and inference.
     """
     timing = summary.server_timing
     if timing is None or not timing.complete:
@@ -1013,10 +1013,11 @@ def priority(client: ClientHealth) -> Finding | None:
 
 
 def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
-    """Return a finding on the errors of TTFT, TPOT and ITL if coalesced reads increase these errors.
+    """Return a finding on the timestamp errors of TTFT, TPOT and ITL, if coalesced reads increase these errors.
 
-    Tokens that are read together share a timestamp, which makes the time between them inexact. Return an empty list if
-    coalesced reads do not increase the errors."""
+    A coalesced read returns several tokens, which share one timestamp. The times between these tokens are therefore
+    inexact. The list is empty if coalesced reads do not increase the errors.
+    """
     e2e_error_s = client.error_bar_e2e_s
     if e2e_error_s is None:
         return []
@@ -1246,10 +1247,10 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 
 
 def hardware_limit_details(limit: HardwareLimit) -> str:
-    """Return sentences that compare TPOT and TTFT with the limits of the hardware.
+    """Return sentences that compare the measured TPOT and TTFT with the limits of the hardware.
 
-    Further text states the used share of the memory bandwidth (MBU) and of the FLOP/s (MFU). It also states which share
-    of the time of a decode step is overhead of the inference framework.
+    The text also states the used shares of the memory bandwidth (MBU) and of the peak FLOP/s (MFU), and the share of a
+    decode step that is overhead of the inference framework.
     """
     text = ""
     if limit.tpot_ratio is not None:

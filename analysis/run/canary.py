@@ -1,6 +1,6 @@
-"""The raw facts of one request with a canary.
+"""Defines the data that is stored for each request with a canary.
 
-A canary is a test prompt whose answer under load is compared with its answer without load.
+A canary is a test prompt. loadgen sends it with and without load, and compares the two answers.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class PackedValues(Mapping[str, Any]):
 
 
 def unpack_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return equal values in a dict if `values` are PackedValues. Otherwise, return `values`."""
+    """Return a dict with the content of `values` if `values` are PackedValues. Otherwise, return `values` unchanged."""
     return values.unpacked() if isinstance(values, PackedValues) else values
 
 

@@ -18,7 +18,7 @@ COMPRESSED = ".gz"
 
 
 def record_file(folder: Path, worker: int, number: int) -> Path:
-    """Return the path of the file with this number of a worker. Numbers count from 1."""
+    """Return the path of a file with Records of a worker. `number` counts the files of this worker, from 1."""
     return folder / f"records-{worker}-{number:06}.jsonl"
 
 

@@ -7,11 +7,13 @@ Growth alone therefore proves nothing. The test uses three facts to tell a filli
   at a constant rate.
 - A server that keeps up fills to fewer requests in flight than a closed loop needs for the full throughput. A growing
   queue exceeds this number.
-- Arrival times and the work per request are random, so chance alone causes a trend. Over a window with n requests, this
-  trend has the standard deviation `variation / sqrt(n)`, relative to the rate.
+- Arrival times and the work per request are random, so the number of requests in flight can also grow by chance. The
+  test measures growth relative to the request rate: 0.1 means one more request in flight per ten requests sent. If n
+  requests arrive in a window, the growth in this window has the standard deviation `variation / sqrt(n)` by chance
+  alone. `variation` is the coefficient of variation of the arriving work.
 
-The thresholds of the test were chosen with simulated servers at 80 to 150% of their capacity. `benchmarks.sweep`
-checks them.
+The thresholds of the test were chosen with simulated servers at 80 to 150% of their capacity. `benchmarks.sweep` checks
+them.
 """
 
 from __future__ import annotations

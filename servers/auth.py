@@ -520,11 +520,12 @@ def _is_key_file(name: str, value: str) -> bool:
 
 
 def _names_before(values: Sequence[Any], name: str) -> list[str]:
-    """Return, for each value of a list, the name by which `redact` decides whether the value is a secret.
+    """Return a name for each value in `values`. From this name, `redact` decides whether the value is a secret.
 
-    If `name` is `header` or `at`, the values are headers or commands of --at, and `name` is the name of each value.
-    Otherwise `values` is a command line, and the name of a word is the word before it, such as `--api-key`. The option
-    --at takes a time and a command, and both get the name `--at`.
+    - If `name` is `header` or `at`, the values are HTTP headers or commands of the option --at. Every value gets `name`
+      itself as its name.
+    - Otherwise, the values are the words of a command line. The name of a word is the word before it, such as
+      `--api-key`. The option --at is followed by two words, a time and a command, and both get the name `--at`.
     """
     if name in ("header", "at"):
         return [name] * len(values)

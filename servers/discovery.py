@@ -306,9 +306,10 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
 
 
 def check_endpoint(facts: ServerFacts, endpoint: str | None) -> None:
-    """Raise EndpointError if the server's model does not support the endpoint.
+    """Raise EndpointError if the server's model does not support `endpoint`.
 
-    If `endpoint` is None, the default endpoint is used, and no error is raised.
+    If `endpoint` is None, a run uses the default endpoint of the model, so no error is raised. If `facts.endpoints` is
+    empty, the model supports every endpoint of its backend.
     """
     if endpoint is None or not facts.endpoints or endpoint in facts.endpoints:
         return
@@ -415,11 +416,11 @@ def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple
 
 
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
-    """Return the limits of the server that `value` exceeds, each as a pair of texts.
+    """Return the limits of the server that `value` exceeds, as pairs of a message and a server option.
 
-    The first text is a message that begins with `load`, such as `100 requests at once exceed its ...`. The second text
-    is the server option that raises the limit. `bounds` is the quantity that `value` counts, such as `total` or
-    `requests`. Only limits of this quantity are checked (see `ServerLimit.bounds`).
+    The message begins with `load`. For example, the load `100 requests at once` leads to the message `100 requests at
+    once exceed its ...`. The server option raises the limit. `bounds` names the quantity that `value` counts, such as
+    `total` or `requests` (see `ServerLimit.bounds`). Limits of other quantities are not checked.
     """
     exceeded: list[tuple[str, str]] = []
     for name, limit in BACKENDS[facts.name].limits.items():

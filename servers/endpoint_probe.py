@@ -71,7 +71,7 @@ class Trial(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """True if the server has no API at the path of this endpoint. A web page is not an API."""
+        """True if the server does not have this endpoint: the response has a status such as 404, or is a web page."""
         return self.response.status in MISSING_STATUSES or (self.response.status < 300 and not self.accepted)
 
     @property
@@ -352,9 +352,11 @@ def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> Refuse
 
 
 def _words(content: bytes) -> str:
-    """Return the text in an error response of any format.
+    """Return the text of an error response, in JSON or another format.
 
-    Text that names fields without refusing them is left out: copies of the request, and lists of supported fields."""
+    Two kinds of text are left out, because they name fields that the server does not refuse: copies of the request, and
+    lists of the supported fields.
+    """
     try:
         value = msgspec.json.decode(content)
     except DECODE_ERRORS:

@@ -388,10 +388,11 @@ class _DeadlineReader(io.RawIOBase):
         self._deadline_s = deadline_s
 
     def makefile(self, _mode: str) -> io.BufferedIOBase:
-        """Return a buffered reader of the response that begins after all interim responses.
+        """Return a buffered reader that begins at the final response of the server.
 
-        http.client calls this method, because sockets have it. An interim response, such as `103 Early Hints`, precedes
-        the final response. They are skipped here, because http.client skips only `100 Continue`.
+        A server may send interim responses, such as `103 Early Hints`, before the final response. This method skips
+        them, because http.client skips only `100 Continue`. http.client calls this method as it calls `makefile` of a
+        socket.
         """
         reader = io.BufferedReader(self)
         try:

@@ -57,7 +57,10 @@ def in_head(head: bytes) -> Mark | None:
 
 
 def in_payload(payload: bytes) -> Mark | None:
-    """Return the mark in a stream event or response body, or None if the payload contains no mark or is not JSON."""
+    """Return the mark of a simulated server in `payload`, which is a stream event or a response body.
+
+    Return None if the payload contains no mark or is not JSON.
+    """
     if b"simulated" not in payload:
         return None
     try:

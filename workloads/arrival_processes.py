@@ -304,8 +304,9 @@ class Trace(Arrivals, frozen=True):
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield one `Request` per recorded request, with the recorded numbers of input and output tokens.
 
-        A trace may list a hash id for each block of tokens in a prompt. Equal hash ids are replaced by equal tokens.
-        Prompts that began with the same hash ids in the recording therefore share a prefix."""
+        A trace may contain a hash id for each block of tokens in a prompt. Blocks with equal hash ids get equal tokens.
+        If two recorded prompts began with the same hash ids, the generated prompts therefore share a prefix.
+        """
         for number, entry in enumerate(self.entries()):
             shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
             prompt = prompts.prompt(number, entry.input_tokens, shared)

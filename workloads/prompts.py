@@ -217,14 +217,15 @@ class Prompt(Protocol):
 def id_prompts(
     alphabet: Sequence[int], seed: int, *, numbers: int, shared: int = 0, shortest: int = BLOCK_TOKENS
 ) -> Prompt:
-    """Return a prompt builder (`Prompt`) for prompts of random token ids from `alphabet`.
+    """Return a prompt builder (`Prompt`) whose prompts are random token ids from `alphabet`.
 
-    - `numbers`: Prompts have the numbers 0 to `numbers` - 1.
-    - `shared`: The number of shared spans, which are token ids with which several prompts begin. The spans have the
-      numbers -1 to -`shared`.
-    - `shortest`: Prompts of at least this number of tokens differ in their first tokens. Shorter prompts may be equal.
+    - `numbers`: Number of prompts, which are numbered from 0.
+    - `shared`: Number of shared spans. A shared span is a sequence of token ids with which several prompts begin. The
+      spans are numbered -1, -2, and so on.
+    - `shortest`: Minimum length in tokens of a prompt whose first tokens differ from those of all other prompts.
+      Shorter prompts may be equal.
 
-    Raises PromptError if the alphabet is too small for this many different prompts.
+    Raises PromptError if the alphabet is too small for this many different prompts and spans.
     """
     size = len(alphabet)
     total = numbers + shared

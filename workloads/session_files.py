@@ -265,9 +265,10 @@ def count_requests(source: SessionFile, sessions: int, seed: int) -> int:
 
 
 class SessionStarts(Arrivals, frozen=True):
-    """The start times of the sessions of a file.
+    """Arrivals of sessions at the start times that a session file contains.
 
-    The workload `sessions:FILE` uses them unless the user states other arrivals."""
+    The workload `sessions:FILE` has these arrivals, unless the user states other arrivals.
+    """
 
     source: SessionFile
 

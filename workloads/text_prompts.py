@@ -105,21 +105,25 @@ class _TextBuilder:
         self._survey, self.samples = _survey(prompts, progress)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text as it is sent.
+        """Return the number of tokens of each text, in the form in which the text is sent.
 
-        If the token counter has a `frame` word, the word is sent at both ends of a text and counted too.
+        If the token counter has a `frame` word, this word is added at both ends of each text, and is counted too.
         """
         return self._counter.count(self._counter.framed(texts))
 
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
-        """Return a writer of the run's texts, which uses the words of `vocabulary`.
+        """Return a writer that builds the texts of the run from the words of `vocabulary`.
 
-        The writer starts a text only with a word whose tokens were counted at the start of a text. Usually these are
-        the first OPENINGS words. If these words make too few different short texts, this method counts every word at
-        the start of a text. It also surveys all prompts of the run, if their number is known.
+        The first word of a text can have another number of tokens than the same word later in the text. For most words,
+        the number at the start of a text is not measured. The writer therefore starts each text with one of the first
+        OPENINGS words of the vocabulary, whose number is measured.
 
-        `count` counts the tokens of complete texts. None if the token count of a text is the sum over its words. Raises
-        PromptError if a length still cannot be reached, or if too few different texts of a length exist.
+        These few words may not be enough to reach every length, or to make enough different short texts. This method
+        then measures the number of tokens at the start of a text for all words of the vocabulary, and tries again. If
+        the number of requests is known, it first records the lengths of all prompts of the run.
+
+        `count` counts the tokens of complete texts. It is None if the token count of a text is the sum over its words.
+        Raises PromptError if the second attempt also fails.
         """
         try:
             return self._writer(vocabulary, OPENINGS, count)
@@ -230,10 +234,12 @@ def _is_from_file(prompts: Prompts) -> bool:
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
-    """Generate the requests of a run and discard them, so that `prompts.prompt` is called for each text that they need.
+    """Generate the requests of a run without sending them, so that `prompts.prompt` is called for every text of the
+    run.
 
-    Callers replace `prompts.prompt` by a function that records the lengths of the texts. Only the first `limit`
-    requests or sessions (None: all) and the warm-up requests are generated.
+    Callers replace `prompts.prompt` by a function that records the lengths of the texts. `limit` is the maximum number
+    of requests, or of sessions if the run consists of sessions. None means no limit. The warm-up requests are generated
+    in addition.
     """
     if prompts.has_graphs:
         for done, graph in enumerate(islice(prompts.graphs(once=True), limit), 1):

@@ -226,12 +226,16 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Count the tokens of every pair of words, to find the words whose token counts are not additive.
+    """Return WordCosts with the words of `costs`, and the set of words whose token counts are not additive.
 
-    Return the vocabulary and these words. Counts are additive if two words in a row have as many tokens as they have
-    separately. `costs` maps each word to its number of tokens. `count` counts the tokens of texts. The vocabulary
-    states whether all counts are additive. It also has the token counts of the first `openings` words at the start of a
-    text.
+    Token counts are additive if two words in a row have as many tokens as they have separately. To test this, the
+    function counts the tokens of texts that together contain every pair of words. If no word fails the test, and
+    `costs` is not empty, the field `adds_up` of the WordCosts is True.
+
+    - `count` counts the tokens of texts.
+    - `costs` maps each word to its number of tokens after another word.
+    - `openings` is the number of words whose tokens are also counted at the start of a text, where a word may have
+      another number of tokens. These are the first words in `costs`.
     """
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
@@ -249,9 +253,9 @@ def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[Wo
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
-    """Return the vocabulary with the token counts of all of its words at the start of a prompt.
+    """Return `vocabulary` with the number of tokens that each of its words has at the start of a prompt.
 
-    Only words whose counts at the start are not known yet are counted.
+    `count` counts the tokens of texts. It is called only for the words whose number at the start is not known yet.
     """
     missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
     alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
@@ -383,10 +387,10 @@ class TextSurvey:
         return self._span_positions.get((number, tokens), -1 - number)
 
     def group_size(self, tokens: int) -> int:
-        """Return the number of different prefixes that have `tokens` tokens.
+        """Return the number of different prompt beginnings (prefixes) that are `tokens` tokens long.
 
-        A prefix is the beginning of one or more prompts. If the survey is not complete, return an upper limit: the
-        number of all prefixes.
+        If the survey is not complete, this number is unknown. The result is then an upper limit: the number of prefixes
+        of all lengths together.
         """
         return self.lengths[tokens] if self.complete else self.total
 
@@ -434,10 +438,10 @@ class Openings:
         return ""
 
     def words(self, number: int, tokens: int) -> tuple[list[str], int]:
-        """Return the opening words of a text, and the number of tokens that are left for random words.
+        """Return the opening words of a text, and the number of tokens that remain for random words.
 
-        `number` is the number of the text, and `tokens` is its length. A shared span, with which several prompts begin,
-        is such a text too. Its number is negative. Raises PromptError if the length cannot be reached.
+        `number` identifies the text, and `tokens` is the length of the text. A negative number identifies a shared
+        span, which is a text with which several prompts begin. Raises PromptError if the length cannot be reached.
         """
         wheels, remaining, is_short = self._of_length(tokens)
         position = self._ranks[number, tokens] if is_short else self._survey.position(number, tokens)
@@ -546,12 +550,12 @@ class TextWriter(msgspec.Struct, frozen=True):
 
 
 def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
-    """Return a writer for the texts that are recorded in `survey`. All texts differ in their first words.
+    """Return a writer for the texts that `survey` has recorded. The writer uses the words in `words`.
 
-    If several texts share a beginning, they differ in the first words after this beginning. `words` contains the words
-    of the texts with their token counts. `count` is a function that counts the tokens of complete texts. It is required
-    if the token count of a text is not the sum over its words. Raises PromptError if a length cannot be reached, or if
-    there are not enough different texts of a length.
+    All texts differ in their first words. Texts that share a beginning differ in the first words after this beginning,
+    if they are long enough. `count` counts the tokens of complete texts. It is required if the token count of a text is
+    not the sum over its words. Raises PromptError if a length cannot be reached, or if there are not enough different
+    texts of a length.
     """
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)

@@ -178,11 +178,13 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, including warm-up prompts.
+        """The number of prompts of a run, including the prompts of warm-up requests.
 
-        Each input of a request counts as a prompt. A multi-turn session counts as one prompt. A session of
-        `sessions:FILE` counts as many prompts as it has requests. If the number of requests is not limited,
-        NUMBERS_LIMIT is assumed.
+        - Each input of a request counts as a prompt.
+        - A multi-turn session counts as one prompt.
+        - Each request in a session of `sessions:FILE` counts as a prompt.
+
+        If the number of requests is not limited, NUMBERS_LIMIT requests are assumed.
         """
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:
@@ -479,9 +481,10 @@ def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int],
 
 
 def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
-    """Raise PromptError if the server counts another number of tokens than `expected` in the text.
+    """Raise PromptError if `server` does not count `expected` tokens in `text`.
 
-    The text is a generated prompt, so the server then has another tokenizer than the one that built the prompt.
+    The text is a generated prompt that was built with `expected` tokens. If the server counts another number, its
+    tokenizer differs from the tokenizer with which the prompt was built.
     """
     (tokens,) = server.count([text])
     if tokens != expected:

@@ -89,10 +89,11 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if chunk number `index` of a chat response, which has no text, stands for a generated token.
+    """Return True if chunk number `index` of a chat response stands for a generated token, although it has no text.
 
     Up to LightLLM 1.1.0, every chunk has a role and stands for a token. Since 1.2.0, only the first chunk has a role,
-    and `unless_marker` decides.
+    and the function `unless_marker` decides. `missing` is True if the server's total exceeds the number of tokens that
+    were counted so far.
     """
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)

@@ -332,10 +332,11 @@ def openai_dialect(
 
 
 def _without(fields: dict[str, Any], dropped: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a request without the fields in `dropped`.
+    """Return the fields of a request without the fields whose names are in `dropped`.
 
-    A dropped field that has a newer name in REFUSABLE is renamed instead. `dropped` may also contain names of fields
-    inside `stream_options`."""
+    If REFUSABLE contains a newer name for a dropped field, the field is renamed instead. `dropped` may also contain the
+    names of fields inside `stream_options`.
+    """
     if not dropped:
         return fields
     names = {field: REFUSABLE[field] if field in dropped else field for field in fields}

@@ -46,7 +46,9 @@ class ToolCall(NamedTuple):
 
 
 class ExpectedOutput(NamedTuple):
-    """The JSON schemas that a request states for its response: the schemas of the tools, and the schema of the text."""
+    """JSON schemas that a request requires its response to match: one for the text, and one for the arguments of each
+    tool.
+    """
 
     tools: Mapping[str, Any]
     """JSON schema of each tool's arguments, by the name of the tool."""

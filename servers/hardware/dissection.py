@@ -97,7 +97,7 @@ class ComparedGpu:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second and GPU."""
+        """Throughput in tokens per second, divided by the number of GPUs."""
         return self.tokens_per_s / self.gpus
 
 

@@ -43,7 +43,10 @@ class Experts:
         return hidden * (3 * (self.count * self.intermediate + self.shared_intermediate) + self.count)
 
     def active_parameters(self, hidden: int) -> int:
-        """Return the number of parameters of one layer's experts and router that one token uses."""
+        """Return the number of parameters that one token uses in the experts and the router of one layer.
+
+        `hidden` is the hidden size of the model.
+        """
         return hidden * (3 * (self.per_token * self.intermediate + self.shared_intermediate) + self.count)
 
 

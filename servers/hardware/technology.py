@@ -208,9 +208,10 @@ def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
 
 
 def scaling_changes(technology_name: str | None, memory_name: str | None, network_name: str | None) -> list[str]:
-    """Return the names of a technology node, a memory and a network as changes of a GPU, such as `technology=3nm`.
+    """Return texts that describe the change of a GPU to another technology node, memory or network.
 
-    The function `with_changes` accepts these texts. An argument that is None or empty gives no text.
+    For example, the text for the technology node `3nm` is `technology=3nm`. An argument that is None or empty adds no
+    text. The function `with_changes` accepts these texts.
     """
     values = (technology_name, memory_name, network_name)
     return [f"{name}={value}" for name, value in zip(SCALINGS, values, strict=True) if value]

@@ -108,10 +108,11 @@ class SweepAxes:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Functions that predict the times of a model on one GPU.
+    """The functions that predict the times of a model on a GPU, and the number of requests that fit into memory.
 
-    `times` maps the name of a time to a function. The function takes a GPU and returns the time in seconds. `running`
-    is the number of requests whose KV cache fits into memory at the same time (0 for training).
+    `times` maps the name of each time, such as `time per output token`, to its function. The function takes a GPU and
+    returns the time in seconds. `running` is the number of requests whose KV cache fits into memory at the same time (0
+    for training).
     """
 
     times: Mapping[str, TimeOf]

@@ -171,9 +171,10 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
 
 
 def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
-    """Return the busiest resource under the load: `compute`, `memory` or `network`.
+    """Return the resource that limits the server under `load`: `compute`, `memory` or `network`.
 
-    The result assumes that all resources work at the rates of the data sheet.
+    All resources are assumed to work at the rates of the data sheet. `memory_fraction` is the fraction of the GPU
+    memory that weights and KV cache may use.
     """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2

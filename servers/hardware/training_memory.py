@@ -130,9 +130,10 @@ class _Ends:
 
 
 def _ends(step: TorchStep) -> _Ends:
-    """Return the memory for activations and gradients of embedding, last norm and output head.
+    """Return the memory of the parts outside the layers: the embedding, the last norm and the output head.
 
-    With adapters, these parts of the model are frozen and have no gradients.
+    The result contains the saved activations and the gradients of these parts. With adapters, the parts are frozen and
+    have no gradients.
     """
     matrix = step.model.head_parameters * step.value_bytes
     norm = step.model.hidden * step.value_bytes

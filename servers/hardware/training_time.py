@@ -279,10 +279,11 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return two durations of DDP in seconds, each by phase: of collective operations, and of copies of tensors.
+    """Return the times of a training step that DDP needs for collective operations, and those that it needs for copies.
 
-    The phases are forward, backward and optimiser. DDP sums gradients during the backward pass, and copies them into
-    buckets first. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
+    Both results are dictionaries with a time in seconds for each phase: forward, backward and optimiser. During the
+    backward pass, DDP copies the gradients into buckets and sums each bucket over all devices. At ZeRO stage 1, the
+    updated weights are broadcast after the optimiser.
     """
     trained = sum(_trained_share(step) * group for group in _group_bytes(step))
     communication = _phases()

@@ -1,12 +1,12 @@
-"""Launches servers with one of four methods.
+"""Launches a server with one of four launch methods.
 
 - `compose`: start the server in a container.
 - `process`: start the server as a process of this machine.
 - `simulated`: start a simulated server.
 - `running`: use a server that already runs.
 
-Every launch method is a context manager. The server is ready on entry, and is stopped on exit. The method `running`
-does not stop the server.
+Every launch method is a context manager. The server is ready on entry. On exit, the server is stopped, except with the
+method `running`.
 """
 
 from __future__ import annotations

@@ -70,15 +70,15 @@ class LaunchSpec:
 
     @property
     def gpus(self) -> str:
-        """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPU.
+        """GPUs of the server, as a comma-separated list for Docker and CUDA. Empty: the default GPU.
 
-        The value comes from the first of these sources that applies:
+        The first of these cases that applies decides:
 
-        - options["gpus"], if this option is set.
-        - the first `tensor_parallel` GPUs that the host lists for this server, if the host lists enough GPUs.
-        - if `tensor_parallel` is greater than 1: the first `tensor_parallel` GPUs of the machine.
-
-        Otherwise, the value is empty."""
+        - The option `gpus` is set: the value of this option.
+        - The host lists at least `tensor_parallel` GPUs for this server: the first `tensor_parallel` of them.
+        - `tensor_parallel` is greater than 1: the first `tensor_parallel` GPUs of the machine.
+        - Otherwise: empty.
+        """
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel

@@ -219,7 +219,7 @@ class _Clients:
                 self._send(times.instants[-1])
 
     def _send(self, now_ns: int) -> None:
-        """Send the next request at `now_ns`, if any is left and the time of the closed loop is not over."""
+        """Send the next request at `now_ns`, unless no request is left or the time of the closed loop is over."""
         lengths = next(self._lengths, None) if now_ns <= self._last_ns else None
         if lengths is None:
             return

@@ -642,9 +642,9 @@ class Scheduler:
             ended.append(job)
 
     def _start_decoding(self, job: Job) -> None:
-        """Let a job whose prompt is computed begin to decode.
+        """Start the decoding of a job whose prompt has been computed.
 
-        The job gets its first token now, and one more token at each later step.
+        The job gets its first token now, and one more token in each later step.
         """
         job.emitted += 1
         job.last_decode_step = self.decode_steps + job.output_tokens - job.emitted

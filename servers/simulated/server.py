@@ -499,10 +499,11 @@ class CompletionHandler:
         return encoding
 
     async def _admission(self, encoding: Encoding) -> int:
-        """Wait for a free slot if the server has reached its limit on concurrent requests.
+        """Return the time in ns at which the server begins to process the request.
 
-        Return the time in ns at which the server begins to process the request. Some backends reject requests above the
-        limit and do not queue them. ErrorReply is then raised. `encoding` is the response that the request will get.
+        If the server has reached its limit on concurrent requests, this method waits until the request can be
+        processed. Some backends reject such a request instead of queueing it. The method then raises ErrorReply.
+        `encoding` is the response to the request.
         """
         limit = self._state.config.max_concurrent_requests
         arrived_ns = self._line.received_ns
@@ -517,10 +518,11 @@ class CompletionHandler:
         return arrived_ns
 
     def _has_room(self, encoding: Encoding, limit: int) -> bool:
-        """Return True if the server can accept a request without exceeding `limit`.
+        """Return True if the server can accept one more request without exceeding `limit`.
 
-        `encoding` is the response to the request. For most backends, `limit` is a number of concurrent requests. If the
-        protocol has `limit_counts_inputs`, `limit` is the total number of inputs in all concurrent requests.
+        For most backends, `limit` is the maximum number of concurrent requests. If the protocol has
+        `limit_counts_inputs`, `limit` is the maximum number of inputs in all concurrent requests together. `encoding`
+        is the response to the new request, and contains the number of inputs of this request.
         """
         streams = self._state.streams
         if not self._protocol.limit_counts_inputs:
@@ -575,10 +577,10 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Count the token times of `job` from the arrival of its request, according to the kernel's timestamp.
+        """Set the start from which the token times of `job` are counted to the arrival of its request.
 
-        If the timestamp is not available before the first token is due, the token times are counted from the time at
-        which this process read the request.
+        The arrival is the kernel's timestamp of the request. If this timestamp is not available before the first token
+        is due, the start is the time at which this process read the request.
         """
         line = self._line
         stamps = self._server.stamps

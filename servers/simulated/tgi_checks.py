@@ -117,14 +117,14 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, m
 def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | None, refuse: Refuse) -> list[int]:
     """Return the lengths in tokens of the pieces in which TGI generates a response, if the model does not stop earlier.
 
-    TGI 1.x generates every response in one piece. Since 3.0, a piece has at most DEFAULT_GENERATION_LENGTH tokens, so a
-    long response has several pieces.
+    TGI 1.x generates every response in one piece. Since TGI 3.0, a piece has at most DEFAULT_GENERATION_LENGTH tokens,
+    so a long response has several pieces:
 
-    - With `max_new_tokens`, every piece has the length of the first one. The last piece can therefore exceed
-      `max_new_tokens`. The response ends earlier if the next piece does not fit the context.
-    - Without `max_new_tokens`, the pieces fill the context.
+    - With `max_new_tokens`, all pieces have the same length, so the last piece may exceed `max_new_tokens`. If a piece
+      does not fit the context, the response ends before this piece.
+    - Without `max_new_tokens`, pieces are generated until the context is full.
 
-    `refuse` takes a message and returns an error. This error is raised if the prompt or the first piece does not fit
+    `refuse` turns a message into an error. The function raises this error if the prompt or the first piece does not fit
     the context.
     """
     max_model_len = state.max_model_len

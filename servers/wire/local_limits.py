@@ -101,9 +101,10 @@ NO_BUFFER_ERRORS = (errno.ENOBUFS, errno.ENOMEM)
 
 
 def explain_local_limit(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError that explains how to fix `error`, which the kernel returned at once for a connection.
+    """Return a LocalLimitError that explains how to fix `error`, if a limit of this machine caused the error.
 
-    If this machine cannot cause an error of this type, return the error unchanged.
+    The kernel returned `error` immediately when a connection to `address` was opened. If a limit of this machine cannot
+    cause an error of this type, the error is returned unchanged.
     """
     explain = _EXPLAIN.get(error.errno or 0)
     if explain is None or isinstance(error, LocalLimitError):

@@ -74,9 +74,11 @@ BAILIAN_ROW = msgspec.json.Decoder(BailianRow)
 
 
 def mooncake(path: Path, options: Options) -> Iterator[TraceSession]:
-    """Yield the sessions of a Mooncake trace in order of their first rows. A row without `session_id` is a session.
+    """Yield the sessions of a Mooncake trace, in the order of their first rows.
 
-    Raises WorkloadError for an invalid line."""
+    All rows with the same `session_id` form a session. A row without `session_id` forms a session by itself. Raises
+    WorkloadError for an invalid line.
+    """
     with row_store() as store:
         last_ms = 0.0
         timestamps: list[float] = []

@@ -275,9 +275,10 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
 
 
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
-    """Return the requests that `call` follows: those in `earlier` that had ended when `call` started.
+    """Return the requests in `earlier` that `call` directly follows.
 
-    A request is left out if another one of these requests started after its end, because `call` follows it indirectly.
+    `call` follows every request that had ended when `call` started. If one of these requests started after another of
+    them had ended, `call` follows the earlier one only indirectly. The earlier one is then left out.
     """
     ended = [other for other in earlier if other.end_ns <= call.start_ns]
     latest_start_ns = max((other.start_ns for other in ended), default=0)

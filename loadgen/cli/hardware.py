@@ -110,11 +110,12 @@ def sweep(
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict what another technology node, memory or network brings.
+    """Predict the times of a model on GPUs with another technology node, memory or network.
 
-    Every node is combined with every memory and network. A cell contains the time per output token or per training
-    step, and what binds this time: compute, memory, network or latency. Training uses sequence parallelism and ZeRO
-    stage 1. The GPUs do not exist, so nothing is validated. Exit codes: 0 computed, 2 usage error.
+    Every node is combined with every memory and network. A cell contains a time (per output token, per prompt or per
+    training step) and the largest part of this time: compute, memory, network or latency. Training uses sequence
+    parallelism and ZeRO stage 1. The GPUs do not exist, so the predictions cannot be validated. Exit codes: 0 computed,
+    2 usage error.
     """
     check_purpose(context, purpose)
     options = TechnologySweepOptions(

@@ -282,7 +282,11 @@ def per_gpu(option: str, text: str, number: int, parse: Callable[[str], Value]) 
 
 
 def one_value(option: str, text: str) -> int:
-    """Parse an option that has the same number for all GPUs."""
+    """Parse the value of an option that takes a single positive number for all GPUs. Raises PlanError for any other
+    value.
+
+    `option` is the name of the option, which the error message states. `text` is the value that the user gave.
+    """
     if "," in text:
         raise PlanError(f"{option} {text}: all GPUs train with one value", f"Write {option} 8, or leave it out.")
     return per_gpu(option, text, 1, positive)[0]

@@ -22,9 +22,10 @@ TRAINING = "Training"
 
 
 def check_purpose(context: Context, purpose: str) -> None:
-    """Raise PlanError if the user gave an option of the other purpose, which the command would ignore.
+    """Raise PlanError if the user gave an option that the command would ignore, because it does not apply to `purpose`.
 
-    `purpose` is `inference` or `training`. The heading of an option in the help says which purpose it belongs to.
+    `purpose` is `inference` or `training`. In the help, some options are listed under the heading of one purpose. They
+    apply only to this purpose.
     """
     other = TRAINING if purpose == "inference" else INFERENCE
     for parameter in context.command.params:

@@ -303,9 +303,9 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def fraction(text: str | float) -> float:
-    """Parse text such as `5%` or `0.05` into a fraction between 0 and 1, both excluded.
+    """Return the number that a text such as `5%` or `0.05` states (0.05 for both texts).
 
-    Raises BadParameter for other text.
+    Raises BadParameter if the text is invalid, or if the number is not greater than 0 and less than 1.
     """
     match = _FRACTION.fullmatch(str(text).strip())
     value = 0.0

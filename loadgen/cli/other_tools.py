@@ -764,9 +764,11 @@ def _compose_rate(draft: Draft, *, constant: bool) -> None:
 
 
 def _compose_tokenizer(draft: Draft) -> None:
-    """Leave out the tokenizer if it is not on this machine.
+    """Remove the option `--tokenizer` from `draft` if the tokenizer is not on this machine.
 
-    Other load testers need a tokenizer and download it. loadgen can let most servers count the tokens."""
+    Other load testers download the tokenizer, because they count the tokens themselves. loadgen can do without it,
+    because most servers count the tokens.
+    """
     name = draft.first("--tokenizer")
     if not name or name.endswith(".json"):
         return

@@ -99,20 +99,21 @@ def write_results(output: Output, folder: Path, *, report: bool) -> int:
 
 
 def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None) -> int:
-    """Return the exit code of a command that made these runs.
+    """Return the exit code of a command from the summaries of its runs.
 
-    The first reason that applies to any of the runs decides:
+    The code is that of the first reason in this list that applies to any of the runs:
 
-    - 130: the run was interrupted.
-    - 5: this machine could not send a request.
-    - 4: an objective failed.
-    - 1: a request was not complete, and no objective covers its outcome.
-    - 5: the client was the limit for another reason.
-    - 6: an objective is inconclusive.
-    - 0: none of these reasons applies.
+    - 130: The run was interrupted.
+    - 5: This machine could not send a request.
+    - 4: An objective failed.
+    - 1: A request is not complete, and no objective covers its outcome.
+    - 5: The client limited the run in another way.
+    - 6: An objective is inconclusive.
+    - 0: None of these reasons applies.
 
-    The check of requests that this machine could not send comes before the codes 4 and 1. In this case, failed
-    objectives and incomplete requests say nothing about the server.
+    If this machine could not send a request, failed objectives and incomplete requests say nothing about the server.
+    This reason therefore comes before the codes 4 and 1. If `inconclusive` is `pass` or `fail`, inconclusive objectives
+    count as passed or failed.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)

@@ -59,7 +59,10 @@ ATTENTION = "_scaled_dot_product"
 
 
 class Clock:
-    """A clock of the device. On a CPU, it leaves out the time of the profiler. On a GPU, its times are CUDA events."""
+    """A clock that measures how long operators take on a device.
+
+    On a CPU, the time in which the profiler itself works is left out. On a GPU, the times are CUDA events.
+    """
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda

@@ -1,6 +1,7 @@
-"""Results of `loadgen dissect`, as `--json` prints them: the seconds of every repeat.
+"""Classes for the results of `loadgen dissect`, which `--json` prints.
 
-`inference_report` and `training_report` derive the figures of their reports from these values.
+The results contain the measured seconds of every repeat. The modules `inference_report` and `training_report` compute
+the figures of the reports from these seconds.
 """
 
 from __future__ import annotations

@@ -335,10 +335,10 @@ def _bytes(tensors: Any, device: str) -> float:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return the plain tensor that stores the values of `tensor` in this process.
+    """Return the values of `tensor` that this process stores, as a plain tensor.
 
-    If `tensor` is sharded over several processes, this is the part in this process. If it is quantised, it is the
-    tensor of integers.
+    A tensor may be sharded over several processes. The result is then the shard of this process. If the tensor is
+    quantised, the result contains its integers.
     """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return getattr(part, "int_data", part)

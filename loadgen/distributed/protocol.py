@@ -227,7 +227,7 @@ MASTER_MESSAGE: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder
 
 
 class Listening(Message, frozen=True):
-    """Event on the master: worker machines can connect."""
+    """Event on the master: its port is open, so worker machines can connect."""
 
     port: int
 

@@ -177,8 +177,8 @@ class MasterSession:
     def _report(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
         """Send the live counters of this machine's worker processes to the master.
 
-        The first report is sent when the order to start arrives. In this report, `ahead_ns` is the time in ns until the
-        run starts. It is negative if the start is already over. In all other reports `ahead_ns` is 0.
+        The first report is sent when the order to start the run arrives. In this report, `ahead_ns` is the time in ns
+        until the start, or negative if the time of the start has already passed. In all later reports, `ahead_ns` is 0.
         """
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]

@@ -66,7 +66,7 @@ def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
 
 
 def _no_recording_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
-    """Yield one mistake for each option that is only for recordings, in a plan whose endpoint takes no recordings."""
+    """Yield a mistake for each option about recordings, in a plan whose endpoint accepts only texts."""
     hint = "Use --endpoint transcriptions for recordings"
     if plan.audio_seconds is not None:
         what = f"--audio-seconds {plan.audio_seconds}"

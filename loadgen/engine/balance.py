@@ -96,10 +96,10 @@ class Dealer:
         return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return how many of a worker's spare connections lead to one replica. The result is at least 1.
+        """Return how many of a worker's spare connections lead to the replica with the index `replica`, but at least 1.
 
-        `replica` is the index of this replica. `spare` is the number of spare connections of the worker to all
-        replicas. They are divided among the replicas in the same way as the first `spare` requests of the worker.
+        `spare` is the number of the worker's spare connections to all replicas together. Each of the worker's first
+        `spare` requests stands for one connection, which leads to the replica of this request.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))

@@ -336,9 +336,10 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the TTFT of a request that has ended, as its Record states it. Only complete requests are counted.
+        """Count the TTFT of a request that has ended, if the request is complete. The TTFT comes from `record`.
 
-        If a TTFT was counted while the response was arriving, it is removed first.
+        The TTFT of this request may have been counted before, while the response (`exchange`) was still arriving. That
+        TTFT is removed first.
         """
         if exchange is not None:
             self._searched.pop(exchange, None)

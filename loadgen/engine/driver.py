@@ -1,27 +1,29 @@
 """The driver sends each request when it is due, and the recorder creates the Records of the requests.
 
 Each worker process has one driver and one recorder. Requests that are due at the same instant form a group. The driver
-prepares one group ahead, called the waiting group.
+prepares one group in advance, which is called the waiting group.
 
 The life of a request:
 
-1. Before it is due, the driver encodes and encrypts the request, and attaches a connection. The requests of a burst are
-   prepared before the run starts.
-2. When it is due, the driver sends all requests of its group, and then listens for responses. A burst only makes `send`
-   calls.
-3. When data arrives, the driver receives and appends the data, and checks whether the response has ended
+1. Before the request is due, the driver encodes and encrypts it, and chooses a connection for it. The requests of a
+   burst are prepared before the run starts, so the driver only makes `send` calls during the burst.
+2. When the request is due, the driver sends all requests of its group, and then waits for data from the server.
+3. When data arrives, the driver adds the data to the response, and checks whether the response has ended
    (loadgen.servers.wire.transport.Exchange).
-4. After the response has ended, the recorder decodes it and creates the Record. The recorder normally handles one
-   response per turn of the event loop. If more than BACKLOG responses wait, it handles several.
+4. After the response has ended, the recorder decodes the response and creates the Record. The recorder normally handles
+   one response per turn of the event loop. If more than BACKLOG responses wait, it handles several.
 
-The due times of an open loop never change. A request without a free connection is sent late, and its Record shows the
-delay. When the maximum number of requests is in flight, a request that becomes due is recorded as dropped. With
-`--concurrency` it waits instead, until another request has ended. A closed loop never drops a request. Its clients
-pause when their requests fail immediately (loadgen.engine.back_off).
+The load decides what happens if a request cannot be sent when it is due:
 
-A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
-sent once more, on a new connection (`Driver._may_send_again`). The TTFT of such a request is measured from the second
-send.
+- Open loop: The due times never change. If no connection is free, the request is sent late, and its Record shows the
+  delay. If the maximum number of requests is in flight, the request is dropped, and its Record says so.
+- Open loop with `--concurrency`: If the maximum number of requests is in flight, the request waits until another
+  request has ended.
+- Closed loop: No request is dropped. A client pauses if its requests fail immediately (loadgen.engine.back_off).
+
+A server may close an idle connection just when a request is sent on it. If no byte of a response has arrived, the
+driver sends the request once more, on a new connection (`Driver._may_send_again`). The TTFT of such a request is
+measured from the second send.
 """
 
 from __future__ import annotations

@@ -611,11 +611,11 @@ def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> 
 
 
 def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
-    """Empty the prefix cache of every replica (--cold), and return how certain the result is.
+    """Empty the prefix caches of all replicas (option --cold), and return how certain it is that they are empty.
 
-    The value is one of loadgen.servers.cache_reset.ResetResult. If the results of the replicas differ, the least
-    certain one is returned. Raises CacheResetError if a replica cannot empty its cache, or uses cached tokens
-    afterwards.
+    The result is a value of loadgen.servers.cache_reset.ResetResult. If the results of the replicas differ, the least
+    certain result is returned. `say` is called with a message for each replica. Raises CacheResetError if a replica
+    cannot empty its cache, or still uses cached tokens afterwards.
     """
     from loadgen.servers.cache_reset import reset_prefix_cache
 

@@ -86,10 +86,10 @@ def first_path(source: RawRequests) -> str:
 
 
 def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect, server: ServerFacts) -> RawFacts:
-    """Read a file of whole requests, and return the facts about these requests.
+    """Read the requests of the workload `requests:FILE`, and return facts about them.
 
-    `count` is the number of requests, or of sessions if the file has sessions. None means the whole file. `dialect` is
-    the format of requests that name no path. Raises PlanError for a path whose format is not known.
+    `count` is the number of requests to read, or of sessions if the file has sessions. None means the whole file.
+    `dialect` is the format of the requests that name no path. Raises PlanError if the format of a path is not known.
     """
     result = RawFacts()
     for entry in _entries(source, count):

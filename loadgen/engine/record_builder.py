@@ -69,19 +69,18 @@ def build_records(
     replica_header: str = "",
     server_timing: bool = False,
 ) -> list[Record]:
-    """Decode the responses of `exchanges`, and return a Record for each.
+    """Decode the responses of `exchanges`, and return one Record for each Exchange (a request with its response).
 
-    An Exchange is one request with its response. `dialect` is the response format of every Exchange that names no other
-    one. `start_ns` is the start of the run.
-
-    - `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
-      address of the connection, if the server has several addresses.
-    - With `server_timing`, complete Records get the times that the server states about the request
-      (loadgen.servers.server_timing).
+    - `dialect` is the response format, except for an Exchange that has its own dialect.
+    - `start_ns` is the start of the run.
     - `stamps` is the source of timestamps. If the timestamps of a response are impossible, for example not in order,
-      this response gets timestamps from `stamps.fallback` instead.
+      `stamps.fallback` is used for this response instead.
+    - `replica_header` is the lower-case name of the response header that names the replica. A response without this
+      header gets the address of its connection as the name of its replica, if the server has several addresses.
+    - If `server_timing` is True, complete Records get the times that the server states about the request
+      (loadgen.servers.server_timing).
 
-    A malformed response does not raise an error. Each decoding step runs over all responses before the next step
+    A malformed response does not raise an error. Each decoding step is applied to all responses before the next step
     begins, which keeps the code of the step in the CPU cache.
     """
     responses = [

@@ -137,8 +137,8 @@ class ScheduledRequest:
     def turns(self) -> int:
         """Number of requests that count as due when this request becomes due.
 
-        When a session starts, all its requests count as due. The result for the first request of a session is therefore
-        the number of requests in the session. The result for a single request is 1.
+        All requests of a session count as due when the session starts. The value for the first request of a session is
+        therefore the number of requests in the session. The value for a request without a session is 1.
         """
         if self.progress is not None:
             return len(self.progress.graph.nodes)

@@ -185,11 +185,11 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
-    """Raise PlanError if two URLs certainly lead to the same server.
+    """Raise PlanError if two of the URLs certainly lead to the same server.
 
-    Two URLs with the same address certainly do if the host of one of them is an IP address or `localhost`. If both
-    hosts are names, the address may be that of a gateway, which serves a different server for each name. `say` is then
-    called with a warning.
+    This is certain if both URLs have the same address and path, and the host of at least one of them is an IP address,
+    `localhost` or a Unix socket. If both hosts are names, a gateway at this address may choose a different server for
+    each name. In this case, `say` is called with a warning instead.
     """
     from loadgen.servers.replica_identity import find_places
 

@@ -57,7 +57,7 @@ class SessionProgress:
         return request
 
     def starts_others(self, index: int) -> bool:
-        """Return True if another node waits for the start of this node."""
+        """Return True if at least one other node waits until the node `index` has started."""
         return any(edge.after == "start" for _, edge in self._children.get(index, ()))
 
     def independent_children(self, index: int) -> list[int]:

@@ -82,12 +82,15 @@ class Bursts(msgspec.Struct, frozen=True):
     """Maps the offset of each burst in ns to the number of requests that are due up to and including this burst."""
 
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
-        """Return two durations in seconds: how long to wait before a reading, and the time limit of the reading.
+        """Return how long a reading must wait, and the time limit of the reading, both in seconds.
 
-        `now_ns` is the current time in ns since the start of the run. The time limit is 0 if no reading may begin yet.
-        This is the case shortly before a burst, and until every request of the burst has been sent, was dropped, or
-        failed before it was sent. The wait for a burst ends HOLD_NS after the burst was due. A reading must also end
-        before the next burst.
+        No reading may begin while a burst is sent. This time begins shortly before the burst is due. It ends when the
+        numbers of sent, dropped and failed requests in `counts` add up to the number of requests that are due up to and
+        including the burst. It ends at the latest HOLD_NS after the due time of the burst. During this time, the time
+        limit is 0, and the caller must ask again after the wait.
+
+        At any other time, the wait is 0. The time limit is then so short that the reading ends before the next burst.
+        `now_ns` is the current time in ns since the start of the run.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():

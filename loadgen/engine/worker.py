@@ -179,8 +179,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     def planned(self, due: int) -> int:
         """Return the number of requests that this worker sends if the run is not interrupted.
 
-        If a duration ends the run, this number is not known in advance. Return `due` in this case, which is the number
-        of requests that became due.
+        If the run ends after a fixed duration, this number is not known in advance. The result is then `due`, the
+        number of requests that have become due.
         """
         if self.schedule.until_ns is not None:
             return due

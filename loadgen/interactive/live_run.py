@@ -511,9 +511,9 @@ class LiveFigures:
 
 
 def warm_up() -> None:
-    """Run every computation once before the load starts.
+    """Run every computation of the live figures once, before the load starts.
 
-    The first execution takes a third of a second. During a run, no socket would be read in this time.
+    The first execution takes a third of a second. During a run, the process could not read any socket in this time.
     """
     figures = LiveFigures()
     figures.add(Record(id=0, state="complete", sent_ns=0, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=2))

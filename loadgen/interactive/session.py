@@ -385,10 +385,10 @@ def _refuse_foreign(bound_host: str) -> Response | None:
 
 
 def _check_start_form(session: LocustSession, environment: Any, base: str) -> Response | None:
-    """Apply the form of Locust's start page if the current HTTP request submits it.
+    """Apply the form of Locust's start page if the current HTTP request submits this form.
 
-    Return a response with the mistakes if the form is invalid, or None otherwise. An invalid form changes nothing.
-    `base` is the URL path below which Locust's web server runs.
+    If the form is invalid, nothing is changed, and the result is a response that describes the mistake. Otherwise,
+    return None. `base` is the URL path below which Locust's web server runs.
     """
     if request.method == "POST" and request.path == f"{base}/swarm":
         try:

@@ -177,7 +177,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return SentRequest(record, answer, SESSION.run.start_ns + (record.end_ns or 0))
 
     def record_unsent(self, request: Request, kind: ErrorKind, detail: str) -> None:
-        """Record a request of a session that is not sent."""
+        """Record that a request of a session is not sent. `kind` and `detail` state the reason."""
         if SESSION.run is not None:
             SESSION.run.not_sent(request, kind, detail)
 

@@ -257,8 +257,10 @@ class SimulatedServer:
         return run_in_memory(plan, ServerModel(), resolved=resolved)
 
     def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
-        """Return the predicted value of each objective's figure, such as its p99 of TTFT, at `per_s` arrivals per
-        second.
+        """Return the figure that each objective limits, as predicted for `per_s` arrivals per second.
+
+        For example, the figure of the objective `ttft.p99 < 500ms` is the p99 of TTFT. `workers` is needed only for a
+        server with separate prefill and decode workers.
         """
         key = per_s, workers
         if key not in self._results:
@@ -370,11 +372,11 @@ class SimulatedServer:
 
 
 def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, expected_per_s: float) -> CapacityOption:
-    """Return an option with enough equal replicas to serve `per_s` arrivals per second.
+    """Return an option with enough equal replicas of `server` to serve `per_s` arrivals per second.
 
     A search finds the highest rate at which one replica meets the objectives. The search begins at `expected_per_s`,
-    the rate that a formula predicts for one replica. If even a single request misses an objective, the option has no
-    number of GPUs, and `not_possible` states the reason.
+    the rate that a formula predicts. If even a single request misses an objective, no number of replicas is enough. The
+    option then has no number of GPUs, and its field `not_possible` states the reason.
     """
     result = option_of(server.configuration, accuracy=server.accuracy)
     start = round(math.log(max(expected_per_s, 1e-3), RATE_STEP))

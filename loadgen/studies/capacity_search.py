@@ -168,7 +168,9 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Sort key: cost by formula, then simpler configurations first."""
+        """Sort key: the cheapest candidate (by formula) comes first. Simpler configurations precede others of the same
+        cost.
+        """
         return self.cost, self.configuration.extras, self.limit_cost
 
 
@@ -435,7 +437,10 @@ class CapacitySearch:
         self._add_commands(option, self._context(facts, self.rate_per_s), in_flight)
 
     def _add_commands(self, option: CapacityOption, context: CommandContext, in_flight: float) -> None:
-        """Set the commands of an option and the notes about them. `in_flight` is as for `commands_of`."""
+        """Set the fields `commands` and `notes` of an option.
+
+        `in_flight` is the expected number of requests in flight on all replicas together.
+        """
         option.commands = commands_of(option, context, in_flight)
         option.notes = server_notes(option, context)
 

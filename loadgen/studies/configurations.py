@@ -140,9 +140,10 @@ class SearchSpace:
 
     @property
     def assumptions(self) -> dict[str, float | int | str]:
-        """The assumptions that the user set: cache hit rate, acceptance, and how prompts are split into chunks.
+        """The assumptions about serving that the user set, by the name of the option with underscores.
 
-        Each key is the name of an option with underscores. The acceptance is included only if tokens are drafted.
+        The options are `cache_hit_rate`, `chunked_prefill`, `step_tokens` and `acceptance`. The last one is the
+        probability that a drafted token is accepted, so it is omitted if no configuration drafts tokens.
         """
         values: dict[str, float | int | str | None] = {
             "cache_hit_rate": self.cache_hit_rate or None,

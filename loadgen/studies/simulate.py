@@ -261,11 +261,16 @@ def run(
     *,
     progress: VirtualProgress | None = None,
 ) -> Run:
-    """Run the plan in virtual time and write the records to `folder/run.jsonl`. The folder must be new or empty.
+    """Simulate a run of `plan` in virtual time, and write its Records to `folder/run.jsonl`.
 
-    Each Record is also passed to `take`. The returned Run has no Records, but everything else that the run file
-    contains. `prediction` contains predicted figures, which are stored in the header of the run file. `progress` can
-    end the run early. Raises LoadgenError or WorkloadError.
+    - `folder` must be new or empty.
+    - `command` is the command line, and `prediction` contains predicted figures. Both are stored in the header of the
+      run file.
+    - `take` is called with each Record, because the returned Run contains everything from the run file except the
+      Records.
+    - `progress` can end the run early.
+
+    Raises LoadgenError or WorkloadError.
     """
     with FolderClaim(folder):
         return _run(plan, server_model, folder, command, prediction, take, say, progress=progress)

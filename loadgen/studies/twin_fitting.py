@@ -544,10 +544,12 @@ class FitProblem:
         return errors
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """Return the residuals that the fit makes small: those of all latencies, followed by one residual per constant.
+        """Return the values that the fit makes small: the residuals of all latencies, followed by one residual per
+        constant.
 
-        The residual of a constant is `log(constant / start value) / spread`. It keeps the constant near its start
-        value. `spread` is the standard deviation of the prior distribution of the constant.
+        `logarithms` contains the logarithms of the constants. The residual of a constant is `log(constant / start
+        value) / spread`, where `spread` is the standard deviation of the constant's prior distribution. This residual
+        keeps the constant near its start value.
         """
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 

@@ -355,11 +355,15 @@ def build_model(
     device: str = "cpu",
     dtype: Any = torch.float32,
 ) -> Llama:
-    """Return a model with random weights. In a group of devices, return this device's part of the model.
+    """Return a Llama model with random weights and the sizes in `shape`.
 
-    `layers` is the number of layers, by default that of `shape`. `architecture` names the class of the layers, and
-    `flash` selects attention without stored scores. All devices of a group must use the same torch seed, because each
-    device has a copy of the whole embedding and all norms. Raises HardwareError if the model cannot be built.
+    - `architecture`: Name of the class of the layers, a key of LAYERS.
+    - `layers`: Number of layers, by default that of `shape`.
+    - `group`: The devices that share the model. The result is then the part of this device. All devices must use the
+      same torch seed, because each device has a copy of the whole embedding and of all norms.
+    - `flash`: Use attention that does not store its scores.
+
+    Raises HardwareError if the model cannot be built.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

@@ -128,11 +128,11 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
-    """Return the plan with the number of clients in `clients` for each class of traffic that is a closed loop.
+    """Return the plan with new numbers of clients for the classes of traffic that are closed loops.
 
-    The keys of `clients` are the names of these classes. If the plan has one number of clients that classes share, each
-    of these classes gets a separate number instead. Each worker needs at least one client of each closed loop. The
-    number of workers is therefore at most the smallest number of clients.
+    `clients` maps the name of each of these classes to its number of clients. If the classes share a number of clients
+    in `plan`, they have separate numbers in the result. Each worker needs at least one client of every closed loop, so
+    the number of workers is limited to the smallest number of clients.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

@@ -1,14 +1,15 @@
 """Finds the instants at which the level of a time series changes.
 
 The method is optimal partitioning (Jackson and others, "An algorithm for optimal partitioning of data on an interval",
-2005). A division of the series into segments costs the sum of squared deviations from the mean of each segment, plus a
-penalty per change. The method finds the division with the smallest cost, and the result is exact. Three rules prevent
-changes that are only chance:
+2005). The series is divided into segments, and the level of a segment is the mean of its values. The cost of a division
+is the sum of all squared deviations from these means, plus a penalty for each change of level. The method always finds
+the division with the smallest cost. Three rules prevent changes that are only chance:
 
-- Deviations are divided by the noise of the series. The noise is estimated from the differences between near values.
-- A single value far from its neighbours is no change. The value is moved to within OUTLIER_NOISES of the median of its
-  neighbours (Fearnhead and Rigaill, "Changepoint detection in the presence of outliers", 2019, explain why).
-- A series has no changes if a straight line describes it at least as well. Such a series drifts.
+- Deviations are divided by the noise of the series, which is estimated from the differences between nearby values.
+- A single value that is far from its neighbours does not count as a change. Such a value is moved closer to the median
+  of its neighbours, to a distance of OUTLIER_NOISES times the noise (Fearnhead and Rigaill, "Changepoint detection in
+  the presence of outliers", 2019, explain why).
+- A series has no changes if a straight line describes the series at least as well. Such a series drifts.
 """
 
 from __future__ import annotations

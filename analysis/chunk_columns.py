@@ -224,11 +224,14 @@ class OrderStatistics:
         return counts
 
     def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
-        """Sort the samples that remain in a search, and return the sample at each rank.
+        """Finish a radix search by sorting the few samples that are still possible. Return the sample at each rank.
 
-        The prefix of a sample is the sample without its last `bits` bits. The samples whose prefix is in `groups`
-        remain, and `groups` is in ascending order. Entry i of the result has the prefix `prefixes[i]`. Its rank among
-        the samples with this prefix is `ranks[i]`.
+        The search has already found the first bits of each result. The last `bits` bits are still unknown.
+
+        - `prefixes[i]` contains the first bits of result i.
+        - `ranks[i]` is the rank of result i among the samples that begin with these bits, counted from 0.
+        - `groups` contains the different values in `prefixes`, in ascending order. Samples that begin with other bits
+          are left out.
         """
         is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
         if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.

@@ -43,7 +43,7 @@ class ChunkLists(NamedTuple):
 
 
 def lists_of_records(records: Sequence[Record]) -> ChunkLists:
-    """Return the chunks of Records whose chunks are lists of integers."""
+    """Return the chunks of `records` as arrays. In these Records, chunks are lists of integers and not JSON text."""
     counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
     total = int(counts.sum())
     instants = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.int64, total)

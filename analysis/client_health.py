@@ -252,7 +252,10 @@ def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
 
 
 class _Totals:
-    """The figures of all samples together. The samples of a long run are many, so no values of them are kept."""
+    """Totals of the client's health figures over all samples of a run: sums, maxima and histograms.
+
+    The samples themselves are not kept, because a long run has many of them.
+    """
 
     def __init__(self, samples: Iterable[Telemetry]) -> None:
         self.sums = Counter[str]()

@@ -122,15 +122,17 @@ def reason_without_drift(series: WindowSeries) -> str:
 
 
 def hours_between_ends(series: WindowSeries) -> float:
-    """Return the hours between the middles of the first and the last window with a value, or 0 if no window has a
-    value.
+    """Return the time in hours from the middle of the first window that has a value to the middle of the last such
+    window.
+
+    Return 0 if no window has a value.
     """
     _, hours = _known_windows(series)
     return float(hours[-1] - hours[0]) if len(hours) else 0.0
 
 
 def _known_windows(series: WindowSeries) -> tuple[Floats, Floats]:
-    """Return two arrays: the values of the windows that have a value, and the middles of these windows in hours."""
+    """Return two arrays for the windows that have a value: the values, and the middles of these windows in hours."""
     known = ~np.isnan(series.values)
     return series.values[known], series.middles_s[known] / HOUR_S
 

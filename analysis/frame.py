@@ -239,7 +239,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """True if figures cover the whole run, from the first byte sent to the end of the last request."""
+        """True if the figures cover the whole run, from the first byte sent to the end of the last request."""
         return self.window is None or self.window.chosen == "whole"
 
     @property

@@ -72,7 +72,7 @@ class GraphColumnsBuilder:
             column.extend(map(changes[0] if position == 0 else int, values))
 
     def columns(self) -> GraphColumns | None:
-        """Return the columns, or None if no request belongs to a session that is a graph."""
+        """Return the collected columns. Return None if no request belongs to a session that is a graph of requests."""
         if not self._requests[0]:
             return None
         arrays = [np.array(column, np.int64) for column in (*self._requests, *self._edges)]

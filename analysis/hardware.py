@@ -265,7 +265,10 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
 
 
 def _changes_table(changes: Sequence[Change]) -> Any:
-    """Return the table of the figures of a hypothetical GPU, each with the original value and the reason."""
+    """Return a table of the figures in which a hypothetical GPU differs from the original GPU.
+
+    Each row contains the original value, the hypothetical value, and the reason for the change.
+    """
     from loadgen.analysis.report import ColumnKind, TableCell
     from loadgen.analysis.report.tables import number_columns, table
 

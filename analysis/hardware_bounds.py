@@ -38,8 +38,8 @@ Labelled = Mapping[str, "GpuBounds"]
 def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str, str]) -> str:
     """Format the result of `loadgen hardware bounds` as text for a terminal.
 
-    `titles` are two heading lines. The tables show the input from which on a kernel is limited by compute, for example
-    300 tokens. `sizes` contains the unit of this input for each phase, such as `tokens` for `prefill`.
+    `titles` are two heading lines. For each kernel, the text states the input size from which on compute limits the
+    kernel, for example 300. `sizes` contains the unit of this size for each phase, such as `tokens` for `prefill`.
     """
     blocks = ["\n".join(fill(title, WIDTH) for title in titles)]
     names = list(bounds)

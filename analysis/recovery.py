@@ -147,9 +147,10 @@ def _started(record: CommandRecord) -> bool:
 
 
 def _figures(frame: Frame, bounds: Sequence[Objective]) -> Iterator[_Figure]:
-    """Yield the figures that show whether the server has recovered after a command, with their values in time windows.
+    """Yield the figures that show whether the server has recovered after a command, such as p99 of TTFT.
 
-    `bounds` are the bounds of --goodput. A run that is too short for time windows yields no figures.
+    Each figure has one value per time window. `bounds` are the bounds of --goodput. If there are bounds, the share of
+    requests that meet them is one of the figures. A run that is too short for enough time windows yields no figures.
     """
     span_ns = loaded_span_ns(frame)
     if span_ns is None:

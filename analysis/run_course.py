@@ -142,7 +142,11 @@ def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, Window
 
 
 def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
-    """Return the changes of the level of one figure. Changes by less than the share MIN_CHANGE are omitted."""
+    """Return the changes of the level of one figure over time.
+
+    `figure` is the name of the figure, and `series` contains its values. A change is omitted if the levels before and
+    after it differ by less than the share MIN_CHANGE of the higher level.
+    """
     known = np.flatnonzero(~np.isnan(series.values))
     values = series.values[known]
     points = find_change_points(values)

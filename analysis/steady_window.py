@@ -248,16 +248,16 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 
 
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
-    """Return a sentence on the growth of TTFT if this growth shows a growing queue, otherwise an empty string.
+    """Return a sentence if the growth of TTFT shows that a queue is growing, otherwise an empty string.
 
-    The time from `begins` to `ends`, in which requests are due, is divided into quarters. The growth shows a growing
-    queue if two conditions hold:
+    Requests are due from `begins` to `ends`, in ns. This time is divided into quarters. A queue is growing if two
+    conditions hold:
 
     - The mean TTFT rises from each quarter to the next, and does not level off in the last quarter.
     - The mean TTFT of the last quarter is more than QUEUE_SHARE times the time from `begins` to `ends`.
 
-    This test finds large overloads. In a large overload, requests stay in flight so long that the number of requests in
-    flight cannot be tested over most of the run.
+    This test finds large overloads. In a large overload, requests stay in flight so long that their number can be
+    tested only in a small part of the run.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]

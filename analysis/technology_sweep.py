@@ -125,11 +125,13 @@ def _notes(sweep: TechnologySweep) -> Iterable[str]:
 
 
 def _problems(sweep: TechnologySweep) -> list[str]:
-    """Return sentences about memory that is too small, and about networks without effect.
+    """Return sentences about networks without effect and about memory that is too small.
 
-    One sentence says that the model does not fit on some GPUs. Another one names the memory that holds the fewest
-    concurrent requests, if other memories hold more. A third one names networks that have no effect. Each sentence is
-    left out if it does not apply.
+    Each sentence is left out if it does not apply:
+
+    - A network has no effect on the times. There is one such sentence per network.
+    - The model does not fit into the memory of some GPUs.
+    - The smallest memory holds fewer concurrent requests than the other memories.
     """
     sentences = []
     if sweep.unused_networks:

@@ -639,8 +639,8 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
     """Return the fields of MemoryLevels for `subject`, the name of a device or process.
 
-    `moments` has one pair per reading: the moment of the run (such as `idle`), and the values that were read at this
-    moment. `figure` is the name of the memory size in these values, such as `memory_used_bytes`.
+    `moments` contains a pair for each reading: the moment of the run, such as `idle`, and the values of the reading.
+    `figure` is the name of the value that is the memory in use, such as `memory_used_bytes`.
     """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]

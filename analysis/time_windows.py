@@ -109,10 +109,10 @@ def samples_for(share: float | None) -> int:
 
 
 def rate_windows(frame: Frame, name: str, count: int) -> WindowSeries:
-    """Return the rate `name`, such as `output_tokens_per_s`, in each of `count` windows.
+    """Return the rate `name`, such as `output_tokens_per_s`, in each of `count` time windows.
 
-    Every value is NaN if the requests do not have this rate. For example, chat requests have no audio. Call this
-    function only for a frame whose `loaded_span_ns` is known.
+    Every value is NaN if the run has no such rate. For example, a run of chat requests has no rate of audio. Call this
+    function only if `loaded_span_ns(frame)` is not None.
     """
     span_ns = loaded_span_ns(frame)
     assert span_ns is not None

@@ -68,15 +68,15 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 
 
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
-    """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
+    """Return the errors of timestamps and latencies in seconds.
 
-    An error bar is the error that 99% of the samples do not exceed. The samples are those of the complete requests in
-    `frame`. `own` contains the maximum errors of a token that was read alone. The error bar of TPOT is None if no
-    request has a TPOT.
+    The result contains the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT. The
+    error bar of a figure is the error that 99% of its samples do not exceed. The samples are those of the complete
+    requests in `frame`. The error bar of TPOT is None if no request has a TPOT.
 
-    If a read contains several tokens, all of them get the timestamp of the last token. The other tokens of the read
-    therefore have larger errors than those in `own`. E2E ends with the last token of a response, so its error bar is
-    the error of a single timestamp.
+    `own` contains the maximum errors for a token that was read alone. If one read contains several tokens, all of them
+    get the timestamp of the last token. The errors of the earlier tokens of this read are therefore larger than those
+    in `own`. E2E ends with the last token of a response, so its error bar is the error of a single timestamp.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]

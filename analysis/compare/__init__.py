@@ -374,9 +374,10 @@ def _early_end_note(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str:
 
 
 def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[UnequalWork]:
-    """Return all differences that make the work of A and B, or of the runs of one group, unequal.
+    """Return the differences that make the work of the runs in `a` and `b` unequal, such as different prompt lengths.
 
-    The list is empty for equal work.
+    The settings of all runs must be equal, also within `a` and within `b`. The mean measured lengths of prompts and
+    responses are compared only between `a` and `b`. The list is empty if the work is equal.
     """
     result = []
     has_random_seeds = any(run.run.header.plan.get("seed_choice") == "random" for run in (*a, *b))
@@ -445,7 +446,11 @@ def _server_limits(run: ComparedRun) -> str:
 
 
 def _users(run: ComparedRun) -> str:
-    """Return the maximum number of users of an interactive run as text, or `as planned` for any other run."""
+    """Return a text about the number of users in a run, such as `up to 20 by hand`.
+
+    In an interactive run, a person changes the number of users, and the text contains the maximum. For any other run,
+    the text is `as planned`.
+    """
     counts = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
     return f"up to {max(counts)} by hand" if counts else "as planned"
 

@@ -290,7 +290,7 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """The uncertainty of `log(B / A)`, where A and B are the values of one figure in two single runs."""
+    """The uncertainty of `log(B / A)` by its causes. A and B are the values of one figure in two single runs."""
 
     sampling: float
     """Standard error from the sample of requests and from timestamps."""

@@ -114,7 +114,7 @@ def run_name(run: Run) -> str:
 
 
 class Samples(NamedTuple):
-    """Samples of one latency in order of time, divided into contiguous groups."""
+    """The samples of one latency of a run. Neighbouring samples form groups."""
 
     values: Floats
     offsets: Integers

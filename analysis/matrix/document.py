@@ -428,10 +428,10 @@ class MatrixReport:
         return result
 
     def _sets_lengths(self, cell: CellName) -> bool:
-        """Return True if the cell's server is the `equal_work` server of the plan.
+        """Return True if the server of `cell` determines the response lengths of all servers.
 
-        The responses of this server may have any length. The requests to all other servers ask for the lengths of these
-        responses.
+        The setting `equal_work` of the plan names this server. Its responses may have any length. The requests to all
+        other servers then ask for responses of these lengths.
         """
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 

@@ -61,9 +61,10 @@ def sweep_chips(sweeps: Sequence[CellSweep]) -> list[Chip]:
 
 
 def sweep_cards(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Block]:
-    """Return the cards with the best sweeps of each model and workload, or no cards for a single sweep.
+    """Return cards with the best results among the sweeps of each model and workload.
 
-    `name` is a function that returns the displayed name of a cell.
+    There are no cards for a model and workload with only one sweep, or with sweeps at different clock speeds. `name` is
+    a function that returns the displayed name of a cell.
     """
     groups: dict[tuple[str, str], list[CellSweep]] = {}
     for sweep in sweeps:

@@ -430,9 +430,11 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 
 
 def timeline(frame: Frame) -> dict[str, Any]:
-    """Return when each request was sent, when its first and its last token arrived, and when it ended.
+    """Return when each request was sent, when its first and last token arrived, and when it ended.
 
-    `tokens` contains the times between the chunks of each request (see `_chunk_steps`). Large runs are thinned.
+    The entry `tokens` contains the times between the chunks of each request (see `_chunk_steps`). For a large run, the
+    data contains only some of the requests: every k-th request, the slowest requests, and some of those that are not
+    complete.
     """
     order = _send_order(frame)
     chosen = _chosen_rows(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])

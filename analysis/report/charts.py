@@ -255,12 +255,13 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return the value of the text `value` in a chart definition. The text may be a reference.
+    """Return the value that the text `value` stands for in a chart definition.
 
-    - `$x` refers to a column of the chart's data for the run.
-    - `@run` refers to the colour of the run, and `@dash` to its line style.
-    - Any other text is returned with the units of the axes filled in. If the chart shows several runs (`several`), the
-      name of the run is filled in too.
+    - `$x` stands for a column of the chart's data for the run, and `$x,y` for the rows of two columns.
+    - `@run` stands for the colour of the run, and `@quiet` for a colour of the palette. `@run:2e` adds an opacity.
+    - `@dash` stands for the line style of the run.
+    - In any other text, `@xunit` and `@yunit` are replaced by the units of the axes. `@name` is replaced by the name of
+      the run if the chart shows several runs (`several`), and otherwise removed.
 
     `drawn` contains the id of the chart and the scales of its axes.
     """

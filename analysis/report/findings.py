@@ -398,9 +398,10 @@ def _unknown_durations(summary: Summary) -> int:
 
 
 def _audio_sentence(summary: Summary) -> str:
-    """Return a sentence that says how many recordings or responses have an unknown length.
+    """Return a sentence about the lengths of the recordings or audio responses of a run.
 
-    If all lengths are known, the sentence says that lengths are not compared, because audio has no tokens.
+    If the length of some of them is unknown, the sentence says how many. Otherwise the sentence says that lengths are
+    not compared, because audio has no tokens.
     """
     unknown = _unknown_durations(summary)
     if not unknown:
@@ -413,11 +414,11 @@ def _audio_sentence(summary: Summary) -> str:
 
 
 def _different_prompts(summary: Summary) -> str:
-    """Return a clause on the number of prompts whose lengths differ from the requested lengths.
+    """Return a text that says how many prompts differ in length from the requested lengths.
 
-    The requested lengths may be estimates. If they are, and every request sent is complete, the clause also contains
-    the total reported and the total requested length. If the server truncated inputs, the clause is about these inputs
-    instead.
+    The requested lengths may be estimates. In this case, if all sent requests are complete, the text also states the
+    total number of prompt tokens, as reported by the server and as requested. If the server truncated inputs, the text
+    is about the truncated inputs instead.
     """
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if tokens.truncated:
@@ -440,10 +441,11 @@ def _truncated_inputs(summary: Summary, truncated: TruncatedInputs) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Return clauses on the output lengths of complete responses.
+    """Return a text that compares the output lengths of complete responses with the requested lengths.
 
-    The clauses say how many responses ended early or were too long, their mean length, and the reason. If only chunks
-    were counted, the text says that the output lengths are unknown.
+    The text says how many responses ended early and how many were too long. For both groups, it states the mean length
+    and the reason, if the reason is known. If only the chunks of some responses were counted, and not their tokens, the
+    text only says that these output lengths are unknown.
     """
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
@@ -801,9 +803,10 @@ def mixed_counters_finding(summary: Summary) -> Finding | None:
 
 
 def response_groups_finding(summary: Summary) -> Finding | None:
-    """Return a warning if TTFT forms two separate groups, as it does if one URL leads to a fast and a slow replica.
+    """Return a warning if the TTFTs of the run form two separate groups, otherwise None.
 
-    Return None if there are no such groups, or if another finding already names replicas that differ.
+    One possible cause is a URL that leads to a fast and a slow replica. If another finding already names the replicas
+    that differ, the result is None too.
     """
     groups = summary.response_groups
     if groups is None or summary.replica_difference is not None:  # the other finding names the replicas
@@ -891,10 +894,11 @@ def _part_text(part: TimePart) -> str:
 
 
 def _much_is_outside(timing: ServerTiming) -> bool:
-    """Return True if much of the latency was spent outside the server's queue and prefill (or inference).
+    """Return True if much of the latency was spent neither in the server's queue nor in prefill (or inference).
 
-    `timing` divides the latency into parts. The part `remainder` is the time that no other part explains. If another
-    part (except the network) is unknown, the remainder contains this part too. The result is then False.
+    `timing` divides the latency into parts. The part `remainder` is the time that no other part explains. If a part
+    other than the network is unknown, the remainder also contains the time of that part. In this case, the result is
+    False.
     """
     remainder = timing.part("remainder")
     if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:

@@ -165,10 +165,13 @@ def _unbroken(text: str) -> str:
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
-    """Divide the blocks into groups of consecutive blocks that the page shows side by side.
+    """Divide the blocks of a page into groups of consecutive blocks.
 
-    Return pairs of the kind of a group and its blocks. The kind is `Scorecard` for scorecards, and `charts` for two or
-    more charts that are narrower than the page. All other blocks have an empty kind and are shown one below the other.
+    Return pairs of the kind of a group and its blocks. The kind says how the page shows these blocks:
+
+    - `Scorecard`: scorecards, side by side.
+    - `charts`: two or more charts that are narrower than the page, side by side.
+    - An empty string: all other blocks, one below the other.
     """
 
     def group_key(block: Block) -> str:

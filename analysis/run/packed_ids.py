@@ -23,7 +23,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> Iterator[int]:
-    """Yield the ids of the result of `pack_ids` in ascending order. No bytes stand for no ids."""
+    """Yield the ids that `pack_ids` has packed, in ascending order. If `packed` is empty, there are no ids."""
     differences = array("q", zlib.decompress(packed) if packed else b"")
     if sys.byteorder == "big":
         differences.byteswap()

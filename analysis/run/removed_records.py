@@ -8,9 +8,9 @@ from loadgen.analysis.run.record import Count, Integer
 
 
 class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Figures of removed Records: those in one file whose requests ended in the same time window.
+    """Figures of the removed Records whose requests ended in one time window. All of these Records come from one file.
 
-    Latencies are those of complete requests, in ns. A latency is None if no request of the window has it.
+    Latencies are those of complete requests, in ns. A latency is None if no request of the window has this latency.
     """
 
     from_ns: Integer

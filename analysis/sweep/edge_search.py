@@ -114,13 +114,13 @@ class EdgeSearch:
     def _narrowing_load(self, runs: Sequence[LoadObservation], low: float, middle: float, high: float) -> float | None:
         """Return a load whose run may narrow the confidence interval of the capacity, or None if there is no such load.
 
-        The interval extends from `low` to `high`, and `middle` is the estimated capacity. `runs` are the runs so far.
-        The result is one of these loads, at which it is usually still clear whether the server is overloaded:
+        The interval extends from `low` to `high`, and `middle` is the estimated capacity. Two loads are possible:
 
-        - `middle * NARROW_EDGE`, if `high` is not yet close to `middle`.
-        - `middle / NARROW_EDGE`, if `low` is not yet close to `middle`.
+        - `middle * NARROW_EDGE`, slightly above the estimate, unless `high` is already close to `middle`.
+        - `middle / NARROW_EDGE`, slightly below the estimate, unless `low` is already close to `middle`.
 
-        A load near that of an earlier run is not returned.
+        At these loads, a run usually still shows clearly whether the server is overloaded. A load near that of an
+        earlier run in `runs` is not returned.
         """
         for end, load in ((high, middle * NARROW_EDGE), (low, middle / NARROW_EDGE)):
             untried = all(abs(np.log(run.load / load)) > NEAR / 2 for run in runs)

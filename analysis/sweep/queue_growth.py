@@ -65,7 +65,7 @@ Verdict = Literal["", "steady", "grows"]
 
 
 class FlightSample(NamedTuple):
-    """The number of requests in flight at one time."""
+    """The number of requests that were in flight at one instant of a run."""
 
     at_s: float
     """Time since the start of the run, in s."""

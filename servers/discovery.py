@@ -113,10 +113,11 @@ class _ProbeClient:
     """
 
     def __init__(self, client: JsonClient, open_client: Callable[[], JsonClient], likely_paths: Iterable[str]) -> None:
-        """Prepare a client that sends no request yet.
+        """Prepare a client that sends its requests with `client`. No request is sent yet.
 
-        `open_client` returns a further client of the same server. `likely_paths` are the paths that the probe will
-        probably request."""
+        `likely_paths` are the paths that a probe usually requests. If the server is far away, these paths are requested
+        at the same time. `open_client` opens the separate connection that each of these requests needs.
+        """
         self.client = client
         self.api_path = API_PATH
         self._responses: dict[str, JsonResponse] = {}

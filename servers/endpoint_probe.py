@@ -66,7 +66,7 @@ class Trial(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """True if the server ran the request. False for a web page, even if its status is 200."""
+        """True if the server ran the test request. False for a web page, even if its status is 200."""
         return self.response.status < 300 and self.response.content.lstrip()[:1] != b"<"
 
     @property

@@ -114,7 +114,7 @@ class Source(Protocol):
         """Return the current values, within about `limit_s` seconds. Raises GapError if the values cannot be read."""
 
     def close(self) -> None:
-        """Close connections and libraries. The next call of `read` opens them again."""
+        """Close the connections and libraries that the source uses. The next call of `read` opens them again."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -167,11 +167,12 @@ class ReplicaMetrics:
         self.facts: Mapping[str, Any] = {"from": ", ".join(str(source.facts["from"]) for source in by_url.values())}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return the sum of the values of all replicas. The entry `replicas` contains the values of each replica.
+        """Read all replicas, and return the sums of their values.
 
-        If a replica cannot be read, GapError is raised, because a sum without this replica would look like a restart of
-        the server. The message names the replicas that could not be read. The attribute `values` of the error contains
-        the values of the other replicas. If none of the replicas can ever be read, the error is a NotMeasuredError.
+        The entry `replicas` contains the values of each replica. Raises GapError if a replica cannot be read, because a
+        sum without this replica would look like a restart of the server. The message names the replicas that could not
+        be read. The attribute `values` of the error contains the values of the other replicas. Raises NotMeasuredError
+        if none of the replicas can ever be read.
         """
 
         def read_replica(url: str) -> dict[str, Any] | GapError:

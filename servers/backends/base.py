@@ -104,7 +104,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
     @property
     def default_endpoint(self) -> str | None:
-        """The default endpoint for the server's model, or None for the backend's native endpoint."""
+        """The endpoint that is used if the user names none. None stands for the native endpoint of the backend."""
         return self.endpoints[0] if self.endpoints else None
 
     @property

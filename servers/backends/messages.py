@@ -58,9 +58,9 @@ class StartedMessage(msgspec.Struct, gc=False):
 
 
 class ContentBlock(msgspec.Struct, gc=False):
-    """The content block of an event that begins a block.
+    """The content block of a `content_block_start` event: the beginning of a text, of reasoning or of a tool call.
 
-    If the block is a tool call, `name` is the name of the tool. The model generated this name, so it counts as content.
+    For a tool call, `name` is the name of the tool. The model generated this name, so the name counts as content.
     """
 
     type: str | None = None

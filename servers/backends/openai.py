@@ -509,11 +509,16 @@ def _note_marks(
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the last `usage` object of a stream that is not empty, and the number of events that were dropped after
-    it.
+    """Return the last `usage` object with token counts in a stream, and the number of dropped events directly after it.
 
-    `usages[i]` is the `usage` object of the retained event i. Later events that only repeat event i were dropped, and
-    `runs[i]` is the number of these events.
+    A stream can contain events that only repeat the event before them. Such events were dropped, and all other events
+    were retained.
+
+    - `payloads[i]` is the text of the retained event i.
+    - `usages[i]` is the `usage` object of this event, or None.
+    - `runs[i]` is the number of dropped events directly after this event.
+
+    If no `usage` object contains token counts, the result is an empty object and 0.
     """
     for index in reversed(range(len(usages))):
         usage = usages[index]

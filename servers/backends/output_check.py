@@ -144,7 +144,11 @@ def _check_json(text: str, schema: Any, noun: str, *, cut: bool) -> OutputVerdic
 
 
 def _check_schema(document: Any, schema: Any, noun: str) -> OutputVerdict:
-    """Compare a document with a JSON schema. A schema that cannot be used is a fault of the request."""
+    """Return whether `document` matches the JSON schema `schema`, which the request contained.
+
+    If the schema itself cannot be used, the result is `unchecked`, because the response is not at fault. `noun` is the
+    subject of the message, such as `arguments`.
+    """
     if schema in ({}, True):
         return OutputVerdict("valid")
     if not can_check_schemas():

@@ -465,10 +465,11 @@ def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
 
 
 def _check_magnitude(card: Gpu, change: str, name: str, value: float) -> None:
-    """Raise HardwareError if a value is more than MAX_CHANGE times as large or as small as that of the GPU.
+    """Raise HardwareError if `value` differs by more than the factor MAX_CHANGE from the value of the GPU.
 
-    Such a value has the wrong unit or none. A bandwidth of 8 B/s, for example, would also make the replay of a load
-    run for hours.
+    `name` is the setting of the GPU that the user changes, and `change` is the change as the user wrote it. If the
+    difference is so large, the unit is wrong or missing. Such a value would also make some computations very slow. With
+    a bandwidth of 8 B/s, for example, the replay of a load would run for hours.
     """
     special = {"compute": (card.flops_per_s, "FLOP/s"), "link_bandwidth": (2 * card.link.bytes_per_s, "B/s")}
     if name in special:
@@ -666,10 +667,10 @@ def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
 
 
 def read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
-    """Return the number in the column `column` of a row, or `default` if the cell is empty.
+    """Return the number in the column `column` of a table row, or `default` if the cell is empty.
 
-    The number must be positive. If there is a default, the number may also be 0. Raises HardwareError for any other
-    value. `name` is the name of the row in the message.
+    Raises HardwareError if the cell does not contain a positive number. If there is a default, 0 is allowed too. `name`
+    is the name of the row, for the message of the error.
     """
     value = row.get(column)
     if value in (None, "") and default is not None:

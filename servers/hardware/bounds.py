@@ -64,17 +64,17 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase, and functions that return these kernels for other sizes."""
+    """The kernels of one phase, such as prefill, and functions that return these kernels for other input sizes."""
 
     works: list[KernelWork]
     by_tokens: Callable[[int], list[KernelWork]] | None  # For the number of rows of GEMMs; None if no size matters
     by_length: Callable[[int], list[KernelWork]] | None  # For the size that attention grows with
 
     def by_size(self, index: int) -> Callable[[int], KernelWork] | None:
-        """Return a function that takes a size and returns the kernel with the index `index` for this size.
+        """Return a function from a size to the kernel with the index `index` at this size.
 
-        For attention, the function calls `by_length`. For other kernels, it calls `by_tokens`. The result is None if
-        the kernel does not depend on a size.
+        The function calls `by_length` for an attention kernel, and `by_tokens` for any other kernel. The result is None
+        if the kernel does not depend on a size.
         """
         is_attention = self.works[index].kernel in ATTENTION_NAMES.values()
         kernels = self.by_length if is_attention else self.by_tokens
@@ -362,7 +362,11 @@ def _attention(deployment: Deployment, kind: str, layers: int, sequences: StepSe
 
 
 def _attention_bytes(deployment: Deployment, kind: str, sequences: StepSequences) -> float:
-    """Return the bytes that attention reads and writes: the KV cache or state, and queries and results in 16 bits."""
+    """Return the number of bytes that the attention kernel of one layer reads and writes in a step.
+
+    The bytes are those of the KV cache (or of the state of linear attention), and those of the kernel's other inputs
+    and outputs, such as queries. Each value of these inputs and outputs has 16 bits.
+    """
     model = deployment.model
     heads = model.heads / deployment.tensor
     cache_bytes = float(attention_bytes(deployment, kind, sequences))

@@ -1,7 +1,7 @@
 """Divides the speed-up of serving from one GPU to the next into factors.
 
-The speed is the number of output tokens per second while the engine is busy: one step after the other, without the time
-that a request spends between its client and the engine.
+The speed is the number of output tokens per second while the engine runs one step after the other. The time that a
+request spends between its client and the engine does not count.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class ServedBy:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """A server and its load, in a comparison of two GPUs.
+    """A server and its load, at one step of a comparison of two GPUs.
 
-    Some properties of the server come from the first GPU, and the others from the second GPU.
+    The comparison begins with the server on the first GPU. Each step replaces one property of this server, such as its
+    memory bandwidth, by that of the server on the second GPU.
     """
 
     deployment: Deployment
@@ -88,10 +89,10 @@ def dissect_serving(
 
 
 def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
-    """Return how far predictions of the speed-up from `before` to `after` were from measurements.
+    """Return by how much predictions of the speed-up from `before` to `after` differ from measurements.
 
-    In the measurements, each of the two GPUs served one replica, with the same TP and the same number of requests in
-    flight. The speed-up of any other pair of states is not validated.
+    The measurements compare one replica on each of the two GPUs, with the same TP and the same number of requests in
+    flight. For any other comparison, the result is "not validated".
     """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)

@@ -222,9 +222,10 @@ def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> l
 
 
 def _scale_change(old: TrainingSetup, new: TrainingSetup) -> FactorChange[TrainingSetup]:
-    """Return the change that replaces the number of GPUs and the batch of `old` by those of `new`.
+    """Return the change that replaces the number of GPUs and the batch size of `old` by those of `new`.
 
-    The change also sets the other settings of `new` that depend on the number of GPUs, such as the pipeline stages.
+    Other settings depend on the number of GPUs, such as the number of pipeline stages. The change also replaces these
+    settings by those of `new`.
     """
     if old.gpus == new.gpus:
         name, sizes = "batch", (old.batch, new.batch)
@@ -241,13 +242,16 @@ def _scale_change(old: TrainingSetup, new: TrainingSetup) -> FactorChange[Traini
 
 
 def _settings_of(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the settings of a job that must suit its GPUs and their memory, as keyword arguments of `replace`."""
+    """Return the settings of `setup` that depend on the number and the memory of the GPUs, such as the pipeline stages.
+
+    The result can be passed to `dataclasses.replace` as keyword arguments.
+    """
     names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "recomputation", "sequence_parallel")
     return {name: getattr(setup, name) for name in names}
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[TrainingSetup]:
-    """Convert a change of a GPU into a change of a training setup, which changes the GPU of the setup."""
+    """Return a change of a training setup that applies `change` to the GPU of the setup."""
 
     def apply(setup: TrainingSetup) -> TrainingSetup:
         return replace(setup, gpu=change.apply(setup.gpu))

@@ -32,7 +32,7 @@ TRAINING_STEP = "time per training step"
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One hypothetical GPU of a sweep: its parts, its figures and its times."""
+    """One hypothetical GPU of a sweep: its technologies, its figures, and the times of a model on this GPU."""
 
     technology: str
     projected: bool

@@ -109,19 +109,18 @@ def accuracies(
     separate_workers: bool = False,
     changed_settings: Collection[str] = (),
 ) -> dict[str, Accuracy]:
-    """Return the errors of predicted `figures`, such as `TTFT`, as measured on servers that are similar to
-    `deployment`.
+    """Return by how much predictions of `figures`, such as `TTFT`, differ from measurements of similar servers.
 
-    A similar server has the same framework, the same GPU and the same kind of model (dense or mixture of experts). A
-    figure is not validated in these cases:
+    A similar server has the framework and the GPU of `deployment`, and serves the same kind of model (dense or mixture
+    of experts). `changed_settings` are the options whose values differ from the defaults, such as `--max-running`. The
+    result for a figure is "not validated" in these cases:
 
     - No similar server was measured.
     - `deployment` has an option that was never measured (see `has_unmeasured_options`).
     - Prefill and decode have separate workers (`separate_workers`).
     - The number format of `deployment` was not measured.
     - The TP, the EP or the number of attention groups is below or above all measured values.
-    - An option in `changed_settings`, such as `--max-running`, had its default value on the measured servers. The
-      options in `changed_settings` have other values than the defaults for this deployment.
+    - An option in `changed_settings` had its default value on the measured servers.
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}

@@ -56,10 +56,10 @@ class RequestStamps(PacketRingTimestamps):
 
 
 class Clients(TcpStreamTable):
-    """The TCP streams from the clients to a simulated server, by client port.
+    """The TCP streams from the clients of a simulated server. The key of a stream is the port of the client.
 
-    The timestamps of a stream are collected from the SYN-ACK on, before the server accepts the connection. The first
-    request can arrive long before that, if the server is busy.
+    A stream is already created at the SYN-ACK of its connection. If the server is busy, the first request arrives long
+    before the server accepts the connection. The stream then already contains the timestamps of this request.
     """
 
     def __init__(self) -> None:

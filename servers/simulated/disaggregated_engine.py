@@ -49,9 +49,12 @@ class DecodeStepTime:
 class DisaggregatedEngine:
     """A simulated engine with separate workers for prompts (prefill) and for decoding.
 
-    It has the methods of a `VirtualEngine`. `transfer_s` takes a number of prompt tokens, and returns the time in s to
-    send their KV cache to a decode worker. The first token counts as generated when the KV cache has arrived there. A
-    decode worker admits a job only if its whole output fits into the KV cache, so it never preempts a job.
+    This class has the methods of VirtualEngine. After prefill, the KV cache of a job is sent to a decode worker. The
+    function `transfer_s` returns the time in s that this takes for a number of prompt tokens. The first token of the
+    job counts as generated when its KV cache has arrived. A job with a single token needs no decode worker.
+
+    A decode worker starts a job only if its free KV cache has room for the whole output of the job. A job is therefore
+    never preempted.
     """
 
     def __init__(

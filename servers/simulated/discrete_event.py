@@ -188,9 +188,9 @@ class VirtualEngine:
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
-        """Add to `times` the times that are missing for the first `emitted` tokens of its job.
+        """Add the times that are missing in `times` for the first `emitted` tokens of the job.
 
-        The missing tokens were generated in consecutive decode steps, so their times are the end times of these steps.
+        The missing tokens were generated in consecutive decode steps. Their times are the end times of these steps.
         """
         start = times.first_token_step - self._dropped_steps
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]

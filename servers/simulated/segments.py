@@ -76,9 +76,10 @@ def complete(
 
 
 def pieces(completion: Completion, first: int, tokens: int) -> Iterator[AnswerPiece]:
-    """Yield the pieces of one event, where a piece is the part of the event that belongs to one segment.
+    """Yield the pieces of one event. A piece is the part of the event that belongs to one segment of the answer.
 
-    The event contains `tokens` tokens of the answer, beginning with token number `first`.
+    The event contains `tokens` tokens of the answer `completion`, beginning with the token at index `first`. A segment
+    is, for example, the reasoning.
     """
     start = 0
     for index, segment in enumerate(completion.segments):

@@ -438,9 +438,10 @@ class Struct:
 
     @staticmethod
     def closed(reader: Reader, error: BodyError) -> BodyError:
-        """Return `error` with the position after the closing brace of the object, if the brace is the next byte.
+        """Set the position of `error`, unless the error already has one. Return the error.
 
-        Otherwise, `error` gets the current position of the reader. An error that already has a position keeps it.
+        If the next byte is the closing brace of an object, the position is directly after this brace. Otherwise it is
+        the current position of the reader.
         """
         if reader.peek() == b"}":
             reader.offset += 1

@@ -204,11 +204,11 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 
 
 class ClientConnection(web.RequestHandler):
-    """The server's side of a connection, with the attributes that a timestamp source needs.
+    """A connection of a simulated server to a client, with the attributes that a timestamp source needs.
 
-    In a client, a timestamp source returns the arrival time of the last response on a connection. It uses the
-    attributes in loadgen.servers.wire.timestamps.Received. In this class, these attributes describe the last request on
-    the connection. A timestamp source therefore returns the arrival time of this request.
+    These attributes are defined in loadgen.servers.wire.timestamps.Received. A client uses them for the response that
+    it received last on a connection. A server uses them for the request that it received last. A timestamp source can
+    therefore return the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
@@ -597,7 +597,10 @@ class CompletionHandler:
         line.stamps = source.name
 
     async def _trickle(self, stream: Stream, head: bytes) -> None:
-        """Send a response head in small pieces, and count the token times from the time of the last piece."""
+        """Send the response head in small pieces, with a pause after each piece.
+
+        If the stream has not generated tokens yet, the times of its tokens count from the end of the last pause.
+        """
         duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):

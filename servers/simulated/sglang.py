@@ -231,10 +231,10 @@ def _complete(
 def _text_encoder(
     completion: Completion, inner: Mapping[str, Any], final: Mapping[str, Any], usage: str
 ) -> EventEncoder:
-    """Return an encoder for the events of a text. Each event contains one or more tokens.
+    """Return a function that encodes the events of a text response. Each event contains one or more tokens.
 
-    The templates `inner` and `final` contain protocol.TEXT in place of the text. `final` is the template of the last
-    event, and `inner` that of all earlier events. `usage` says which field `usage` the encoder adds to each event:
+    `final` is the template of the last event, and `inner` is the template of all earlier events. Both contain
+    protocol.TEXT in the place of the text. `usage` determines the field `usage` of each event:
 
     - "usage": the field contains the token counts so far.
     - "null": the field is null.

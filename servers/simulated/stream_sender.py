@@ -135,8 +135,9 @@ class Stream:
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Return the events of the tokens that are due, and the number of these tokens.
 
-        This method is used as a fault hook that causes no fault. A stream in which some tokens have no event needs it,
-        because StreamSender expects one event for every token if a stream has no fault hook.
+        This method is the fault hook of streams without a fault in which some tokens have no event. For a stream
+        without a hook, StreamSender would send an empty chunk in place of each missing event. An empty chunk ends the
+        HTTP body.
         """
         return self.events(first, tokens), tokens
 

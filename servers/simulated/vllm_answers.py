@@ -204,7 +204,8 @@ class ResponseStyle:
     def encoder(self, index: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
         """Return a function that encodes the events of one answer.
 
-        The function joins each event from parts, most of which this method encodes in advance.
+        `index` is the index of the answer among all answers to its request. Most parts of the events are already
+        encoded here, so that the function only joins them.
         """
         chat = self.chat
         completion = answer.completion

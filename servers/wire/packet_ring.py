@@ -173,9 +173,10 @@ class TcpStreamTable:
         return key in self._streams
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        """Start a new stream for the connection `key`, which was opened at `opened_ns` (CLOCK_REALTIME).
+        """Start and return a new stream for the connection `key`, which was opened at `opened_ns` (CLOCK_REALTIME).
 
-        If an earlier connection had the same key, the caller must first add the segments of the earlier connection.
+        A new connection can have the key of an earlier connection. The caller must therefore first pass the segments of
+        the earlier connection to `add`.
         """
         stream = self._streams[key] = TcpStream(opened_ns)
         self._incomplete.discard(key)
@@ -270,12 +271,15 @@ class TcpStreamTable:
                 self._incomplete.discard(stream_key)
 
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
-        """Record the SYN-ACK of a connection, which contains the first sequence number of the server.
+        """Record the SYN-ACK of a connection: the first sequence number of the server, and the arrival time `stamp_ns`.
 
-        `key` stands for the local port and the server's address. A later connection can have the same key, so this
-        method must decide to which stream the SYN-ACK belongs. It belongs to the current stream with this key if no
-        data of this stream has arrived, and if `connect` returned after the arrival of the SYN-ACK (`opened_ns`).
-        Otherwise it belongs to the next stream with this key.
+        `key` stands for the local port and the server's address. Several connections can have this key, one after the
+        other. This method decides to which of them the SYN-ACK belongs:
+
+        - It belongs to the current connection with this key if no data of this connection has arrived, and if the
+          SYN-ACK arrived before `connect` returned (`opened_ns`).
+        - If it has the first sequence number of the current connection, it was sent again, and is ignored.
+        - Otherwise it belongs to the next connection with this key.
         """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:

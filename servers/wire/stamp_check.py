@@ -52,12 +52,15 @@ def stamps_agree(apart: Sequence[int]) -> bool:
 
 
 def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
-    """Return True if the timestamps of a response are possible.
+    """Return True if the timestamps of the response `received` are possible.
 
-    - `instants` contains the arrival times of parts of the response, starting with the first byte. The times must
-      ascend, and none may be earlier than the time at which the request was sent.
-    - `arrivals` contains the arrival time of the last byte of each read. A byte must arrive before the process reads
-      it. A difference of up to LIMIT_NS is allowed, because the times come from two clocks.
+    `instants` contains the arrival times of parts of the response, beginning with the first byte. `arrivals` contains
+    the arrival time of the last byte of each read. The timestamps are possible if three conditions hold:
+
+    - The first byte did not arrive before the request was sent (`received.sent_ns`).
+    - The last byte of each read arrived before the process read it (`received.user_ns`). An arrival up to LIMIT_NS
+      after the read is allowed, because arrivals and reads are timed by different clocks.
+    - The times in `instants` are in ascending order.
     """
     if received.sent_ns is not None and instants[0] < received.sent_ns:
         return False

@@ -306,11 +306,13 @@ class PacketRingTimestamps(TimestampSource):
 
 
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
-    """Return the offsets in the TCP stream for which a response needs timestamps, in two groups (three with TLS).
+    """Return the offsets in the TCP stream at which a response needs timestamps.
 
-    1. The offsets `ends`, converted from offsets in the received bytes.
-    2. The end of each read.
-    3. With TLS: the end of the encrypted bytes of each read.
+    The result contains these offsets one after the other:
+
+    1. The offsets `ends`. They are offsets in the received bytes, and are converted to offsets in the TCP stream.
+    2. The end of the bytes of each read, converted in the same way.
+    3. Only with TLS: the end of the encrypted bytes of each read.
     """
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)

@@ -1,18 +1,20 @@
-"""The interface of timestamp sources, and two sources. A timestamp source returns the arrival times of received bytes.
+"""Timestamp sources, which return the times at which received bytes arrived.
 
-`Source` stands for a class, and `source` for its instance:
+This module contains the base class of all sources, which takes timestamps in user space, and a source with timestamps
+of Linux sockets. loadgen.servers.wire.timestamp_sources lists all sources. A run uses a source as follows. Here,
+`Source` stands for the class, and `source` for an instance of this class:
 
-    Source.open(servers)   Call before the first connection (loadgen.servers.wire.timestamp_sources lists the sources).
+    Source.open(servers)   Call before the first connection. Returns None if the machine does not support the source.
     source.claim(sock)     Call for each connection before it is opened.
     source.watch(sock)     Call for each connection after it is opened.
     source.instants(...)   Call after the end of a response, with positions in its bytes.
     source.counts()        Call once a second, for the health telemetry of the run.
 
-A source has a name, a maximum error, and the property `exact`. Run files store these facts.
+Each source also states its name, its maximum error, and whether its timestamps are exact. Run files store these facts.
 
-Linux attaches a timestamp to each `recvmsg` if SO_TIMESTAMPING requests RX_SOFTWARE | SOFTWARE. The timestamp is the
-instant at which the last returned byte was received (Documentation/networking/timestamping.rst). It is correct even if
-the process reads late.
+The timestamps of sockets come from the option SO_TIMESTAMPING of Linux. With the flags RX_SOFTWARE | SOFTWARE, each
+`recvmsg` returns a timestamp, which is the instant at which the last returned byte was received
+(Documentation/networking/timestamping.rst). This timestamp is correct even if the process reads late.
 """
 
 from __future__ import annotations

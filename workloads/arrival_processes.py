@@ -297,7 +297,10 @@ class Trace(Arrivals, frozen=True):
             )
 
     def _rows(self) -> Iterator[traces.Entry]:
-        """Return the rows of the trace from `start_ns` on, including rows that cannot be replayed (without tokens)."""
+        """Return the rows of the trace that are not earlier than `start_ns`.
+
+        The result includes rows without tokens, which cannot be replayed.
+        """
         rows = traces.trace(self.path, self.unit, self.block_tokens)
         return (row for row in rows if row.at_ns >= self.start_ns)
 

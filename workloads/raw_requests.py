@@ -231,7 +231,7 @@ def stated_output_tokens(raw: bytes) -> int:
 
 
 def _output_tokens(body: BodyFields) -> int:
-    """Return the maximum length of the response that the fields of a body state, or 0 if they state none."""
+    """Return the maximum number of output tokens that a request body states. Return 0 if the body states no maximum."""
     nested = [fields for fields in (body.parameters, body.sampling_params) if isinstance(fields, Mapping)]
     limits = [body.max_completion_tokens, body.max_tokens, body.max_output_tokens, body.max_new_tokens]
     limits += [fields.get("max_new_tokens") for fields in nested]
@@ -264,7 +264,10 @@ class RecordedSession(msgspec.Struct, frozen=True):
         return replace(self, turns=turns)
 
     def after(self, _answer: str) -> RecordedSession | None:
-        """Return the session at its next request, or None after the last one. The response does not matter."""
+        """Return the session at its next request, or None after the last request.
+
+        The response `_answer` has no effect, because all requests of the session were recorded before the run.
+        """
         following = self.position + 1
         return None if following == len(self.turns) else replace(self, position=following)
 

@@ -1,8 +1,8 @@
-"""Recordings of speech, which requests to a transcription endpoint upload: synthetic ones and files of the user.
+"""Recordings of speech that loadgen uploads to a transcription endpoint: synthetic recordings, and files of the user.
 
 A synthetic recording is a WAV file: PCM, 16 bits, mono, 16 kHz, the rate that speech models use. The recording consists
-of sounds like vowels, hisses and pauses in random order. This sounds like the rhythm of speech without words, so a
-server transcribes nonsense or nothing. Every recording differs from all others, so a server finds none in its cache.
+of vowels, hisses and pauses in random order. They have the rhythm of speech but form no words, so the server
+transcribes nonsense or nothing. All recordings differ, so the server finds none of them in its cache.
 """
 
 from __future__ import annotations

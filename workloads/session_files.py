@@ -121,9 +121,12 @@ class SessionFile(msgspec.Struct, frozen=True):
         return FORMATS[self.format_name].has_messages
 
     def sessions(self, seed: int) -> Iterator[TraceSession]:
-        """Yield the sessions to replay, in order of their start times. Start times count from the first session.
+        """Yield the sessions to replay, in order of their start times.
 
-        Raises WorkloadError for an invalid file, and if there is no session to replay."""
+        Start times count from the start of the first session. `seed` chooses the sessions if only a sample of them is
+        replayed. If `loop` is True, the file starts again after its last session, without end. Raises WorkloadError if
+        the file is invalid, or if it contains no session to replay.
+        """
         first = True
         offset_ns = 0
         while first or self.loop:

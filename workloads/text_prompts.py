@@ -156,12 +156,14 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder (`Prompt`) for a run in which the tokens of every complete text must be counted.
+        """Return a prompt builder (`Prompt`) whose texts are counted as a whole, and not as the sum of their words.
 
-        They must be counted if the token count of a text differs from the sum over its words. Normally, this method
-        builds and counts all texts. If the number of requests is unknown, each text is built and counted when it is
-        needed. This requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text
-        cannot be exact.
+        This is necessary if the token count of a text differs from the sum over its words. Normally, `writer` writes
+        and counts all texts during the call of this method. If the number of requests is unknown, each text is written
+        and counted when the text is needed. This is only possible if counting needs no request to the server
+        (`TokenCounter.offline`).
+
+        Raises PromptError if counting needs such a request, or if a text cannot have exactly the requested length.
         """
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:

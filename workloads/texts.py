@@ -339,11 +339,12 @@ class TextSurvey:
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
-        """Prepare the survey of a run whose texts have the numbers 0 to `texts` - 1.
+        """Prepare the survey of a run that needs `texts` texts. The texts are numbered from 0.
 
-        - `spans` is the number of shared spans. A shared span is a text at the beginning of several prompts. The spans
-          have the numbers -1 to -`spans`. 0 means that their number is unknown, or that no text is shared.
-        - `complete` is False if not every prompt will be recorded with `note`.
+        - `spans` is the number of shared spans. A shared span is a text with which several prompts begin. The spans
+          have the numbers -1, -2 and so on. If `spans` is 0, no text is shared, or the number of shared spans is not
+          known yet.
+        - `complete` is False if `note` will not be called for every prompt of the run.
         """
         self.complete = complete
         self.lengths = Counter[int]()

@@ -47,9 +47,10 @@ ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """Counts the tokens of texts with the function `count`.
+    """Counts the tokens of texts with the function `count`, and describes this function.
 
-    The other attributes say, for example, whether the counts are exact.
+    For example, `exact` says whether prompts have exactly the requested length, and `offline` says whether counting
+    needs no request to the server.
     """
 
     count: CountTokens

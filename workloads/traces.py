@@ -1,19 +1,22 @@
 """Reads traces: recorded loads with the arrival time and the token counts of each request.
 
-    layout        recognised by                            timestamps; documentation of the layout
-    Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md.
-    Qwen-Bailian  Mooncake's fields and chat_id,           s; alibaba-edu/qwen-bailian-usagetraces-anon, README.md
-                  parent_chat_id.
-    Azure         TIMESTAMP,ContextTokens,GeneratedTokens  date and time, in 2023 with 7 decimals and no zone, in 2024
-                                                           with 0 or 6 and +00:00; Azure/AzurePublicDataset,
-                                                           AzureLLMInferenceDataset2023.md and ...2024.md.
-    BurstGPT      Timestamp,...,Request tokens,            s; HPMLL/BurstGPT, README.md (later files have more
-                  Response tokens,...                      columns).
+The beginning of a file shows its layout. There are four layouts:
 
-Some files use Mooncake's field names, but other units and block sizes. Two checks detect such files: the mean rate of
-the trace must be plausible, and the number of `hash_ids` must match the length of the prompt. A hash id identifies a
-block of tokens in a prompt. If a check fails, the message of the WorkloadError tells the user to state `unit=` or
-`block=`.
+- Mooncake: a JSON object per line, and timestamps in ms. Documented in kvcache-ai/Mooncake, FAST25-release/README.md.
+- Qwen-Bailian: the fields of Mooncake and also `chat_id` and `parent_chat_id`, and timestamps in s. Documented in
+  alibaba-edu/qwen-bailian-usagetraces-anon, README.md.
+- Azure: the columns `TIMESTAMP,ContextTokens,GeneratedTokens`. A timestamp is a date and a time: in 2023 with 7
+  decimals and no zone, in 2024 with 0 or 6 decimals and the zone +00:00. Documented in Azure/AzurePublicDataset,
+  AzureLLMInferenceDataset2023.md and AzureLLMInferenceDataset2024.md.
+- BurstGPT: the columns `Timestamp,...,Request tokens,Response tokens,...`, and timestamps in s. Later files have more
+  columns. Documented in HPMLL/BurstGPT, README.md.
+
+Some files have Mooncake's field names, but other units and block sizes. Two checks detect such files:
+
+- The mean rate of the trace must be plausible.
+- The number of `hash_ids` must match the length of the prompt. A hash id identifies a block of tokens in a prompt.
+
+If a check fails, a WorkloadError tells the user to state `unit=` or `block=`.
 
 A row without input or output tokens, such as a failed request in BurstGPT, cannot be replayed. Such rows are skipped
 and counted. Any other deviation from the layout is an error that names the line.

@@ -1,6 +1,7 @@
-"""The properties of a workload, and of prompt and response lengths, derived from their canonical text.
+"""Derives the properties of workloads and of lengths from their canonical texts.
 
-Other modules use these properties instead of parsing a text such as `sharegpt:FILE` or `uniform:128..384`.
+A canonical text is, for example, `sharegpt:FILE` for a workload, or `uniform:128..384` for the lengths of prompts or
+responses. Other modules use the properties and do not parse such texts.
 """
 
 from __future__ import annotations

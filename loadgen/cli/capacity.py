@@ -331,9 +331,10 @@ def _engines(listed: str) -> list[str]:
 
 
 def _numbers(option: str, listed: str, smallest: int = 1) -> list[int]:
-    """Return the numbers in the value `listed` of an option, such as `1,2,4`, without repetitions.
+    """Return the numbers in the text `listed`, such as `1,2,4`, without repetitions.
 
-    Raises PlanError if it is not a list of numbers, or if a number is smaller than `smallest`.
+    `listed` is the value of the option `option`. Raises PlanError if `listed` is not a list of integers from `smallest`
+    to MAX_NUMBER.
     """
     words = listed.split(",")
     if not all(word.isdecimal() and smallest <= int(word) <= MAX_NUMBER for word in words):

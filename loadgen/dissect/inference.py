@@ -1,11 +1,12 @@
-"""Measures one inference step of a model with real tensor shapes and random weights, by module and by operator.
+"""Measures how long one inference step of a model takes, in total and for each module and operator.
 
-Each repeat measures several steps:
+The model has real tensor shapes and random weights. The measurement is repeated several times. Each repeat runs the
+step up to three times:
 
-1. A step without instruments gives the time of the step.
-2. A step with `OpProfiler` gives the times of its modules and operators.
-3. A step with torch.profiler checks the total time of the operators. Only the first PROFILED_STEPS repeats have this
-   step.
+1. Without instruments, to measure the time of the whole step.
+2. With `OpProfiler`, to measure the times of modules and operators.
+3. With torch.profiler, to check the total time of the operators. Only the first PROFILED_STEPS repeats include this
+   run.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def _quantiser_bytes(model: nn.Module) -> float:
 
 
 def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
-    """Return two sizes in bytes at the time of a step's peak memory: that of gradients, and that of all other memory.
+    """Return the peak memory of a training step in bytes, as two parts: the memory of gradients, and all other memory.
 
     `profiler` is the torch profiler that recorded the step. Memory that is still allocated at the end of the step
     counts as gradients.

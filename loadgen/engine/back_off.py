@@ -90,11 +90,11 @@ class BackOff:
             self.next_try_ns = now_ns
 
     def take(self, now_ns: int) -> list[int]:
-        """Remove clients that may send again now from the waiting clients. Return how long each of them has waited, in
-        ns.
+        """Let waiting clients continue if they may send again now.
 
-        Normally this is the client that has waited longest. If there are no more pauses, it is every waiting client.
-        The list is empty if no client waits or the pause is not over.
+        Return how long each of these clients has waited, in ns. Usually one client may send: the one that has waited
+        longest. The pause before the next client is then half as long. When this pause is shorter than MIN_PAUSE_NS,
+        all waiting clients may send. The list is empty if no client waits, or if the current pause is not over.
         """
         if not self._waiting_since or now_ns < self.next_try_ns:
             return []

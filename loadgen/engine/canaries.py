@@ -48,7 +48,7 @@ _MIN_LOOP = 100
 
 
 class CanaryTask(msgspec.Struct, frozen=True):
-    """The canaries that a worker sends, and the fields that the user adds to each request."""
+    """The canaries that one worker sends. A canary is a prompt with a known answer."""
 
     prompts: Sequence[CanaryPrompt]
     body: dict[str, object]

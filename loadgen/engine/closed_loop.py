@@ -183,9 +183,10 @@ class GraphRequests:
         self._unbuilt.extend((slot.progress, node) for node in slot.progress.independent_children(slot.node))
 
     def drop(self, slot: ScheduledRequest) -> list[Request]:
-        """Return the requests that can never be sent because the request `slot` failed. They have no prompts.
+        """Remove all requests that can never be sent because the request `slot` failed, and return them.
 
-        These are all requests that wait for `slot`, directly or through other requests.
+        These are the requests that wait for `slot`, directly or through other requests. The returned requests have no
+        prompts.
         """
         assert slot.progress is not None
         requests = slot.progress.failed(slot.node)

@@ -56,10 +56,10 @@ class _Output:
         return bool(data)
 
     def read_rest(self) -> None:
-        """After a command has ended, read the rest of its output.
+        """Read the rest of the command's output, at most PIPE_BYTES, after the command has ended.
 
-        At most PIPE_BYTES are read. Other processes that the command has started may still write to the pipe, so it may
-        never be empty.
+        Without this maximum, reading might never end, because other processes that the command has started may still
+        write to the pipe.
         """
         for _ in range(PIPE_BYTES // READ_BYTES):
             if not self.read(0):

@@ -78,13 +78,14 @@ def run(
     timed_commands: Sequence[str] = (),
     keep_records_s: float | None = None,
 ) -> Footer:
-    """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
+    """Run all tasks, one per worker, and write `folder/run.jsonl`. Raises OutputError if this file cannot be written.
 
     - `on_progress` is called ten times a second with a phase and the live counters. The phases are `connecting`,
-      `running`, `stopping` after an interrupt, `compressing` after the last request of a --soak run, and `ended`. If it
-      returns a reason, the run ends as if it had been interrupted.
+      `running`, `stopping` after an interrupt, `compressing` after the last request of a --soak run, and `ended`. If
+      `on_progress` returns a reason, the run ends as if it had been interrupted.
     - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
-    - `timed_commands` are the commands of --at, as the user wrote them. The plan in the header has no secrets.
+    - `timed_commands` are the commands of --at as the user wrote them, which may contain secrets. They are not taken
+      from the plan in `header`, because that plan contains no secrets.
     - `keep_records_s` is how long the Records of a --soak run are kept, in seconds. None: until the end.
 
     The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.

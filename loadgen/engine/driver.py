@@ -289,9 +289,10 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Close the connections of the next group of requests that the server has already closed.
+        """Check the connections of the requests that will be sent next, and close those that the server has already
+        closed.
 
-        Return the requests of the group that had these connections.
+        Return the requests whose connections were closed.
         """
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:

@@ -110,10 +110,10 @@ def merge_parts(
 
 
 def _removed_records(parts: Sequence[Path]) -> list[RemovedRecords]:
-    """Read the figures of Records that were removed during a long run. Return one result per removed file of Records.
+    """Return the summaries of the files of Records that were removed during a long run.
 
-    `parts` are the part files with these figures. Lines that cannot be decoded are skipped. If a file of Records could
-    not be removed, its figures are left out, because its Records still exist.
+    `parts` are the part files that contain the summaries, one per line. A line that cannot be decoded is skipped. A
+    summary is also skipped if its file of Records still exists, because the Records can then be read from this file.
     """
     by_file: dict[str, RemovedRecords] = {}
     for line in whole_lines(parts, [], ""):

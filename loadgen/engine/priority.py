@@ -75,10 +75,10 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
 
 
 def lower_priority() -> None:
-    """Give this process the lowest priority, so that it takes CPU time only when no other process needs a core.
+    """Give this process the lowest priority, so that it gets CPU time only when no other process needs a core.
 
-    This process must lead a session, because the autogroup of the session gets the lowest priority too. The policy
-    SCHED_IDLE also gives its disk accesses the lowest priority.
+    On Linux, all processes in the autogroup of its session get the lowest priority too. This process must therefore
+    have a session of its own. Its disk accesses also get the lowest priority, because of the policy SCHED_IDLE.
     """
     os.nice(NICE_LOWEST)
     if sys.platform != "linux":

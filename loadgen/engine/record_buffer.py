@@ -15,7 +15,10 @@ class RecordBuffer:
         """Always 0. The attribute exists because RunWriter has it."""
 
     def add(self, item: Record | Telemetry) -> None:
-        """Store a Record. Telemetry is ignored, because the warm-up is not part of the results."""
+        """Store `item` if it is a Record, and ignore it if it is Telemetry.
+
+        The results contain no telemetry of the warm-up.
+        """
         if isinstance(item, Record):
             self.records.append(item)
 

@@ -172,9 +172,9 @@ class OpenLoop:
         return group
 
     def draw(self) -> bool:
-        """Build one request of the next group in advance.
+        """Build one request of the next group in advance. A group consists of all requests with the same due time.
 
-        Return True if a request was built, or False if the group is already complete.
+        Return True if a request was built. Return False if all requests of the group are already built.
         """
         slot = self._next
         if slot is None or (self._drawn and slot.due_ns != self._drawn[0].due_ns):

@@ -489,10 +489,11 @@ def _times_speed(speed: float) -> str:
 
 
 def clock_speed(plan: Plan) -> float:
-    """Return the clock speed of the plan's server, as a multiple of real time. It is 1 for a real server.
+    """Return the speed of the clock of the plan's server. 1 is the speed of a real server, and 5 is five times as fast.
 
-    If no server is found, a run would start the built-in simulated server with the plan's `speed`, so this speed is
-    returned. This function itself starts no server. Raises loadgen.servers.errors.ServerError.
+    If no server is found, a run of `plan` would start the built-in simulated server. The result is then the setting
+    `speed` of the plan. This function itself starts no server. Raises loadgen.servers.errors.ServerError if the search
+    for the server fails.
     """
     facts = _find_server(plan, access_for(plan))
     return plan.speed if facts is None else facts.speed or 1.0

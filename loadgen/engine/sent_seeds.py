@@ -27,8 +27,8 @@ MAX_SEEDS = 2_000
 def note_seed(url: str, model: str, seed: int) -> str:
     """Record that a run is about to send the prompts of `seed` to the server at `url`.
 
-    Return the time (RFC 3339, UTC) at which an earlier run of this user on this machine sent the same prompts there.
-    Return an empty string if no such run is known. The same seed with another `model` counts as other prompts.
+    If an earlier run has already sent these prompts for this `model` to this server, return the time of that run (RFC
+    3339, UTC). Otherwise return an empty string. Only runs of the same user on this machine are known.
     """
     key = hashlib.sha256(msgspec.json.encode([url, model, seed])).hexdigest()[:32]
     with suppress(OSError):

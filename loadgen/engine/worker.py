@@ -517,8 +517,9 @@ def _canary_asker(
 ) -> CanaryAsker:
     """Return the object that sends the `canaries` (prompts with a known answer) of a worker.
 
-    This object needs drivers, which `build_driver` builds. Each driver is appended to `drivers`, so that an order to
-    stop reaches it. A driver that is built after this order sends nothing.
+    The object calls `build_driver` to get drivers, which send its requests. Each driver is appended to the list
+    `drivers`, so that an order to stop the worker also stops the driver. A driver that is built after such an order
+    sends nothing.
     """
     from loadgen.engine.record_buffer import RecordBuffer
 

@@ -21,7 +21,11 @@ UNUSABLE_IN_TABLES = ("cancel", "connections", "duration_s", "max_in_flight", "w
 
 
 def interactive_plan(settings: Mapping[str, Any]) -> Plan:
-    """Return the Plan of an interactive run with these settings. Raises PlanError, which names every mistake."""
+    """Return the Plan of an interactive run with the plan settings `settings`.
+
+    The settings that determine the load, such as `arrivals` and `duration_s`, are replaced. In an interactive run, the
+    users on Locust's web page determine the load. Raises PlanError if a setting is invalid.
+    """
     _check_classes(read_tables(settings.get("traffic", ()), fields_of(Plan)))
     return Plan(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
 

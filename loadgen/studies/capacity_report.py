@@ -286,7 +286,10 @@ def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
 
 
 def has_interval(option: CapacityOption) -> bool:
-    """Return True if the interval of the number of GPUs was computed."""
+    """Return True if `option` has an interval for its number of GPUs.
+
+    Intervals are computed only for the cheapest options.
+    """
     return option.gpus_low is not None
 
 

@@ -1,15 +1,26 @@
 """Searches for the configuration that serves a load at the lowest cost, and for the Pareto set of speed and cost.
 
-    all combinations ──engine and model──> considered ──memory, --max-gpus, physical limit──> survivors
-    survivors ──formula──> ranked by cost ──virtual time, the cheapest first──> options and Pareto set
+A configuration is a GPU type, an engine, and the way in which the engine uses the GPUs. The search has four steps:
 
-Only simulated configurations become options. The cheapest configuration of each GPU type is always simulated. Any other
-configuration is left out in the following cases, unless there are few configurations or --exhaustive is set:
+1. List the configurations that the engines can run.
+2. Exclude every configuration that does not fit into memory, that needs more GPUs than --max-gpus, or that misses an
+   objective even at the physical limit of its GPUs.
+3. Predict the cost of each remaining configuration with a formula. Exclude every configuration that misses an objective
+   or --max-gpus by this formula.
+4. Simulate the remaining configurations, beginning with the cheapest. The simulated configurations are the options of
+   the result. For the Pareto set, the configurations that are best by formula are also simulated at other loads.
 
+Simulations take long, so step 4 leaves out configurations that are probably too expensive. The cheapest configuration
+of each GPU type is always simulated. Any other configuration is left out in these cases:
+
+- It has no price, but a simulated configuration with a price can serve the load.
 - Even at its physical limit, it costs more than the cheapest simulated configuration.
 - It costs more than the cheapest simulated configuration, even if each replica serves MARGIN times the rate that the
   formula predicts.
 - MAX_SIMULATED configurations were already simulated.
+
+Nothing is left out if at most ALWAYS_SIMULATED configurations remain after step 3. With --exhaustive, a configuration
+is excluded only in step 2, by memory or --max-gpus, and all other configurations are simulated.
 """
 
 from __future__ import annotations

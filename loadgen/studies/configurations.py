@@ -53,9 +53,9 @@ ENGINES: Mapping[str, EngineKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A way to serve a model: the GPUs of one replica, and how an engine uses them.
+    """A way to serve a model: the type and the number of GPUs in one replica, and how an engine uses these GPUs.
 
-    With separate workers (`disaggregated`), a replica is one worker.
+    If `disaggregated` is True, separate workers compute prompts and decode. The GPUs are then those of one worker.
     """
 
     gpu: str

@@ -148,9 +148,10 @@ class ServerModel:
 
     @property
     def changed_settings(self) -> list[str]:
-        """Options of `loadgen simulate` that the user set and that limit the engine, such as `--kv-tokens`.
+        """Names of the options with which the user has changed limits of the engine, such as `--kv-tokens`.
 
-        They replace the defaults of the engine, or the values of the twin.
+        The values of these options replace the engine's defaults. In a simulation of a twin (a fitted model of a real
+        server), they replace the values of the twin.
         """
         limits = {
             "--kv-tokens": self.kv_tokens,
@@ -579,12 +580,16 @@ def model_accuracy(
     workers: WorkerPools | None = None,
     changed_settings: Sequence[str] = (),
 ) -> dict[str, Accuracy]:
-    """Return the error of the simulated latencies in published measurements, for a server on this hardware.
+    """Return by how much latencies that are simulated for the engine `server` differ from published measurements.
 
-    The errors come from validation.csv. Only the current engines of vLLM and SGLang were compared with measurements, in
-    closed loops whose prompts share no prefixes. The predictions are not validated for other engines, for plans whose
-    prompts share prefixes, for separate workers, for options of the engine in `changed_settings`, and for the options
-    of `has_unmeasured_options`.
+    The errors come from validation.csv. They are known only for the current generations of vLLM and SGLang, and only
+    for closed loops whose prompts share no prefixes. The result is "not validated" in these cases:
+
+    - The engine is another one, or its generation (`vintage`) is not the current one.
+    - The prompts of `plan` share prefixes.
+    - Prefill and decode have separate workers (`workers`).
+    - The user has changed a setting of the engine, such as `--kv-tokens` (`changed_settings`).
+    - `deployment` has an option that was never measured (see `has_unmeasured_options`).
     """
     if vintage != CURRENT or deployment.framework.name.lower() != server or _shares_prefixes(plan):
         return dict.fromkeys(LATENCIES, Accuracy(validated=False))
@@ -989,11 +994,11 @@ class VirtualRun:
             self._keep(arrival, record, arrival.due_ns)
 
     def _release(self, part: VirtualClass) -> None:
-        """Start the waiting requests of the class `part` in order, as far as its limit on requests in flight allows.
+        """Start waiting requests of the class `part`, in order, until its limit on requests in flight is reached.
 
-        A waiting request may start when a request in flight ends. The engine is simulated ahead of the arrivals. The
-        end of a request may therefore be known before it happens, and be later than the due time of the waiting
-        request. In that case, the waiting request is scheduled again for the time of this end.
+        Each request in flight occupies a place, and `part.free_ns` contains the times at which places become free. The
+        engine is simulated ahead of the arrivals, so such a time can be later than the due time of a waiting request.
+        The waiting request then starts when its place becomes free.
         """
         while part.waiting and part.free_ns:
             request = part.waiting.popleft()

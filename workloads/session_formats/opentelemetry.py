@@ -129,10 +129,11 @@ def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
 
 
 def recorded_sessions(path: Path, others: Counter[str] | None = None) -> Iterator[tuple[str, list[RecordedCall]]]:
-    """Yield the name and the requests of each session in a file of spans, in order of the sessions' start times.
+    """Yield the name and the requests of each session in the file `path`, in order of the sessions' start times.
 
-    A span is a recorded operation. Spans that are neither a request nor an agent nor a tool are ignored, and counted in
-    `others` by their operation. Raises WorkloadError for an invalid span.
+    The file contains spans. A span is a recorded operation, such as a request to a model or a call of a tool. Spans of
+    other operations than requests, agents and tools are ignored. If `others` is given, the ignored spans are counted
+    there by the name of their operation. Raises WorkloadError if a span is invalid or occurs twice.
     """
     with row_store() as traces:
         for line, text in file_lines(path):

@@ -238,9 +238,10 @@ class LadderLayer(DecoderLayer):
     """
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        """Return the hidden state, followed by functions that wait for the last two all-reduces.
+        """Return the hidden state and two functions, which wait for the last two all-reduces and return their results.
 
-        `carried` is the result of the previous layer, or the embedding for the first layer.
+        The hidden state does not contain these two results yet. `carried` is the result of the previous layer. For the
+        first layer, `carried` is the embedding.
         """
         hidden, *pending = carried if isinstance(carried, tuple) else (carried,)
         for norm, block in (

@@ -118,7 +118,7 @@ class Server(_Named):
 
 
 class HostChoice(_Named):
-    """A host on which servers run. It is a host of the hosts file, or it is this machine and has a `platform`."""
+    """A host on which servers run: either a host of the hosts file, or this machine."""
 
     platform: str = Field("", max_length=60)
     """Platform name in the report. A host that has a platform but is not in the hosts file is this machine."""

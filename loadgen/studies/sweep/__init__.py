@@ -361,9 +361,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default duration of a step as a dict with the plan setting.
+    """Return a dict with the default duration of a step, as the plan setting `duration_s`.
 
-    The dict is empty if `settings` contains a duration or a number of requests.
+    The dict is empty if `settings` already contains a duration or a number of requests.
     """
     return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DEFAULT_DURATION_S}
 

@@ -91,7 +91,11 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> int:
-        """Number of wrong answers under load. Answers that diverge are not included."""
+        """Number of wrong answers to canaries (test prompts) under load.
+
+        Answers of the kind `diverges` are not wrong: they begin like the answer without load, and rounding errors can
+        change the rest.
+        """
         return sum(count for kind, count in self.kinds.items() if kind in WRONG)
 
 

@@ -184,10 +184,10 @@ def reasons(
 
 
 def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
-    """Return an explanation of each exceeded limit, by the name of the health figure.
+    """Return an explanation of each exceeded limit, by the name of the health figure that exceeds it.
 
-    If other health figures reveal the cause, the explanation includes the cause. Some requests may not have been sent
-    because of a limit of this machine. `causes` are texts that explain these failures.
+    If other figures in `health` reveal the cause, the explanation includes this cause. `causes` are texts that explain
+    why this machine could not send some requests. They become the explanation of the limit CLIENT_LIMIT.
     """
     meanings = {limit.figure: limit.meaning for limit in exceeded}
     if "retransmit_share" in meanings and not health.out_of_order_share:

@@ -178,9 +178,10 @@ def printable(text: str, allowed: str = "") -> str:
 
 
 def simulated(summary: Summary) -> str:
-    """Return the label of a simulated run, such as `SIMULATED (virtual)` or `SIMULATED at 5 times speed`.
+    """Return the label of a simulated run, such as `SIMULATED`. For a run of a real server, the label is empty.
 
-    At real speed the label is `SIMULATED`. For a real server the label is empty.
+    If the simulated server does not run at real speed, the label also says so: for example, `SIMULATED at 5 times
+    speed`, or `SIMULATED (virtual)` for virtual time.
     """
     server = summary.server
     if not server.simulated:

@@ -57,7 +57,11 @@ class Outcome(NamedTuple):
 
 
 class CountSource(NamedTuple):
-    """The source of a request's token counts and the source of its timestamps."""
+    """The sources of token counts and of timestamps. A Frame counts the requests with each combination of these fields.
+
+    `counted_by` is the source of the token counts, and `stamps` is the source of the timestamps. `measured` is False
+    for warm-up requests.
+    """
 
     measured: bool
     state: State
@@ -271,10 +275,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def span_ns(self) -> tuple[float, float] | None:
-        """The start and the end of the window, or None if the window is empty or no request was sent.
+        """The start and the end of the measurement window, or None if the window is empty or no request was sent.
 
-        If the whole run is measured, the window begins with the first send of a request. It ends with the last end of a
-        request, complete or not. If this Frame holds a part of a run, the window is that of the whole run.
+        If the whole run is measured, the window begins when the first request is sent. It ends when the last request
+        ends, complete or not. If this Frame holds only a part of a run, the window is that of the whole run.
         """
         if self.span_of_run is not None:
             return self.span_of_run

@@ -115,7 +115,9 @@ def accuracy_sentence(result: Limits) -> str:
 
 
 def format_gpu_changes(changes: Sequence[Change]) -> str:
-    """Format the changes of a hypothetical GPU as text: each figure before and after, with the reason."""
+    """Return a text that lists the changes of a hypothetical GPU: each figure before and after its change, and the
+    reason.
+    """
     table = align_columns([(change.figure, change.before, change.after) for change in changes])
     lines = ["The GPU is hypothetical:"]
     for row, change in zip(table.split("\n"), changes, strict=True):

@@ -1,4 +1,7 @@
-"""Terminal report and page of `loadgen hardware bounds`: what binds each kernel of a model, over several GPUs."""
+"""The output of `loadgen hardware bounds`, as text for a terminal and as a page.
+
+The command shows what binds each kernel of a model on one or more GPUs: compute, memory or latency.
+"""
 
 from __future__ import annotations
 

@@ -211,9 +211,10 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The distribution of a latency over complete requests, in s (in s/token for `tpot_s` and `normalised_s`).
+    """Statistics of a latency over the complete requests, in s (`tpot_s` and `normalised_s`: in s/token).
 
-    `reasoning_tokens` has such a distribution too, in tokens."""
+    The statistics of `reasoning_tokens`, which is not a latency, are in tokens.
+    """
 
     n: int
     mean: float | None
@@ -337,10 +338,11 @@ def _request_bound(text: str) -> Objective:
 
 
 def _similar_bound(text: str) -> str:
-    """Return the end of an error message that suggests a bound for --goodput, such as `; did you mean ttft?`.
+    """Return the end of an error message, such as `; did you mean ttft?`, or an empty string if there is no suggestion.
 
-    `text` is the name in the user's bound, which is not a latency of single requests. The result is empty if no latency
-    has a similar name.
+    `text` is the name in a bound of --goodput, and is not the name of a latency. The suggestion is a latency with a
+    similar name. If `text` is a bound as vLLM writes it, such as `ttft:500`, the suggestion is this bound as loadgen
+    writes it, `'ttft < 500ms'`.
     """
     from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
     name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)

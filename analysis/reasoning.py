@@ -35,7 +35,9 @@ class Phase(NamedTuple):
 
     @property
     def tpot_ns(self) -> Floats:
-        """The time per token in the phase, without its first chunk. NaN for a phase with no tokens after this chunk."""
+        """Time per token in the phase in ns, without the tokens of its first chunk. NaN if the phase has no other
+        tokens.
+        """
         later = self.tokens - self.first_tokens
         return self.duration_ns / np.where(later > 0, later, np.nan)
 

@@ -222,11 +222,11 @@ def _window_of(series: WindowSeries, record: CommandRecord) -> int:
 
 
 def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[RecoveredFigure | None]:
-    """Return, for each command in `started`, how one figure recovered after it.
+    """Return how one figure recovered after each command in `started`, as one element per command.
 
-    An element of the result is None if the recovery cannot be judged. A figure has recovered when its values are normal
-    again. Normal values are those before the first command, and those between the recovery from a command and the next
-    command. A window without a value is ignored.
+    An element is None if the recovery cannot be judged. The figure has recovered when its values are normal again. All
+    values before the first command are normal. If the figure recovers from a command, its values from then on until the
+    next command are normal too. A time window in which the figure has no value is ignored.
     """
     values = figure.series.values
     known = ~np.isnan(values)

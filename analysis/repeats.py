@@ -1,8 +1,8 @@
-"""Computes the joint figures of the repeats of a plan, with intervals over the runs.
+"""Computes figures over all repeats of a plan, with confidence intervals.
 
-The requests of one run share one server during the same time. An interval over these requests does not show how much
-another run may differ. This module therefore computes intervals over runs: Student's t on one figure per run (Student,
-"The probable error of a mean", 1908). An interval over runs needs at least MIN_RUNS runs.
+A repeat is one run of the plan. The requests of one run share one server during the same time, so they do not show how
+much another run may differ. This module therefore takes one value of a figure from each run, and computes a Student's t
+interval over these values (Student, "The probable error of a mean", 1908). An interval needs at least MIN_RUNS runs.
 """
 
 from __future__ import annotations

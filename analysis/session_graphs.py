@@ -17,7 +17,10 @@ DECIDES_NS = 1_000
 
 
 def session_figures(frame: Frame) -> summary.SessionFigures | None:
-    """Return the figures of a run's sessions, or None if its sessions are not graphs."""
+    """Return figures of the sessions in `frame`, such as their durations, or None if the sessions are not graphs.
+
+    A graph states for each request which other requests of the session it follows.
+    """
     graphs = frame.graphs
     if graphs is None:
         return None
@@ -65,10 +68,11 @@ def sessions_in_flight(frame: Frame) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _spans(frame: Frame, graphs: GraphColumns, place: NDArray[Any], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return two arrays with one element per session: its first due time, and the last end of its requests, in ns.
+    """Return the starts and the ends of the sessions in ns, as two arrays with one element per session.
 
-    Requests that were not sent are ignored. `place` contains the index of the session of each request in `graphs`, and
-    `count` is the number of sessions.
+    A session starts at the earliest due time of its requests, and ends when the last of them ends. Requests that were
+    not sent are ignored. `place[i]` is the index of the session to which request i in `graphs` belongs, and `count` is
+    the number of sessions.
     """
     start_ns, end_ns = np.full(count, np.inf), np.full(count, -np.inf)
     sent = ~np.isnan(frame.sent_ns[graphs.row])

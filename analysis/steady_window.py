@@ -163,10 +163,10 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
-    """Return a Window for a run that is measured as a whole.
+    """Return a Window which says that the whole run is measured.
 
-    `reason`, `steady` and `unsteady` are fields of the Window. Its start and its end are the first send and the last
-    end of a request. They are only displayed: the figures are computed over `Frame.span_ns`.
+    `reason`, `steady` and `unsteady` become fields of the Window. The Window lasts from the first send of a request to
+    the last end of a request. These two times are only displayed: the figures are computed over `Frame.span_ns`.
     """
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())

@@ -459,10 +459,11 @@ class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TargetDueSent(msgspec.Struct, kw_only=True):
-    """One figure of the load in three versions: target, planned and actual.
+    """One figure of the load, such as the request rate, in three versions: target, planned and actual.
 
-    `named` is the target in the arrival process, such as 20 in `poisson:20`. `due` is computed from the times at which
-    the requests were due, and `sent` from the times at which they were sent.
+    `named` is the target in the arrival process, such as 20 in `poisson:20`. `due` is the planned figure, computed from
+    the times at which the requests were due. `sent` is the actual figure, computed from the times at which the requests
+    were sent.
     """
 
     named: float | None

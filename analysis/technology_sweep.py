@@ -214,14 +214,13 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
 
 
 def _cards(sweep: TechnologySweep) -> list[doc.Card]:
-    """Return the cards at the top of the page. They compare the first GPU of the sweep with the last GPU.
+    """Return the cards at the top of the page, which compare the first GPU of the sweep with the last GPU.
 
-    The first GPU has the first technology node, memory and network of the sweep. The last GPU has the last ones. There
-    are two groups of cards:
+    The first GPU combines the first technology node, memory and network of the sweep, and the last GPU combines the
+    last ones. There are two groups of cards:
 
-    - For each predicted time, a card with the time on the last GPU and the speed-up from the first GPU to the last.
-    - For each of the two GPUs, a card with the resource that limits the first predicted time: compute, memory, network
-      or latency.
+    - For each predicted time, a card shows the time on the last GPU, and how many times as fast this GPU is.
+    - For each of the two GPUs, a card shows what limits its first predicted time: compute, memory, network or latency.
     """
     from loadgen.analysis.report import Card
 
@@ -388,7 +387,10 @@ def _parts_chart(name: str) -> dict[str, Any]:
 
 
 def _projections(sweep: TechnologySweep) -> list[str]:
-    """Return a sentence with the source of each node of the sweep that is not in production."""
+    """Return a sentence for each technology node of the sweep that is only a projection.
+
+    The sentence names the source of the projection.
+    """
     from loadgen.servers.hardware.technology import technology
 
     nodes = [technology(point.technology) for point in _one_per_node(sweep) if point.projected]

@@ -69,9 +69,10 @@ class Reading(NamedTuple):
 def readings(run: Run, source: Source) -> list[Reading]:
     """Return the readings of the telemetry source `source` in order of time.
 
-    If several lines of the run file have the same time, one of them is used. If a load balancer passed the readings of
-    the server to different replicas, the counters of these replicas are mixed. The readings are then returned without
-    counters.
+    If several lines of the run file have the same time, only the last of them is used.
+
+    A load balancer in front of several replicas may send each request for the server's metrics to a different replica.
+    The counters of the replicas are then mixed, so the readings of the server are returned without counters.
     """
     result = _all_readings(run, source)
     if source == "server" and count_mixed_replicas(run):
@@ -97,11 +98,13 @@ def _without_counters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_mixed_replicas(run: Run) -> int:
-    """Return the minimum number of replicas whose counters are mixed in the readings of the server.
+    """Return the number of replicas whose counters are mixed in the readings of the server, or 0 if none are mixed.
 
-    Counters are mixed if a balancer passes each reading to another replica. The result is 0 if they are not mixed, for
-    example because each replica was read at its own URL. The result is computed again only if the run has got further
-    telemetry.
+    Counters are mixed if a load balancer sends each request for the server's metrics to a different replica. They are
+    not mixed if each replica was read at its own URL. The actual number may be larger than the result, because the
+    counters of two replicas can look like one counter.
+
+    The result is stored in `run`. It is computed again only if `run` has received more telemetry.
     """
     if run.mixed_replicas is not None:
         lines, length, mixed = run.mixed_replicas

@@ -37,7 +37,10 @@ too large and never too small."""
 
 
 class StampError(msgspec.Struct, frozen=True):
-    """Maximum timestamp errors, in seconds. They apply to a token whose read contained no other token."""
+    """Maximum errors of receive timestamps, in seconds.
+
+    The errors are those of tokens that the client read one at a time, without other tokens in the same read.
+    """
 
     stamp_s: float
     pair_s: float

@@ -125,12 +125,14 @@ class Samples(NamedTuple):
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """Return the samples of the latency `metric` of a run, divided into strata or batches.
+    """Return the samples of the latency `metric` of a run in order of time, in groups of neighbouring samples.
 
-    Strata and batches are groups of neighbouring samples. In a burst, a latency of a whole request, such as TTFT or
-    E2E, depends on the position of the request in the burst. Only differences between neighbouring requests are due to
-    chance, so these latencies are divided into strata. Times per token do not depend on the position, so they are
-    divided into batches. All latencies of other loads are also divided into batches.
+    There are two kinds of groups:
+
+    - Strata: the differences within a group are due to chance. In a burst, latencies such as TTFT and E2E depend on the
+      position of the request in the burst, so their samples are divided into strata.
+    - Batches: the differences between groups are due to chance. All other samples are divided into batches, for example
+      times per token in a burst, and every latency in a run that is not a burst.
     """
     frame = run.frame
     if metric.per != "request":
@@ -304,16 +306,15 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return the error that random changes of the server's speed cause in the length of a time interval.
+    """Return the error that random changes of the server's speed cause in a duration, such as a latency.
 
-    The interval is, for example, the latency of a request. The error is the standard error of the logarithm of its
-    length.
+    The result is the standard error of the logarithm of the duration.
 
-    - `piece`: the error of one of the PIECES pieces of the run (`piece_error`).
-    - `residence`: the length of the interval as a share of the run.
+    - `piece` is the error of the duration of one piece of the run (`piece_error`). A run has PIECES pieces.
+    - `residence` is the duration as a share of the run.
 
-    An interval of `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently.
-    An interval shorter than a piece counts as one piece.
+    A duration of `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently. A
+    duration shorter than a piece counts as one piece.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 

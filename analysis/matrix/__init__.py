@@ -149,7 +149,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
-        """True if at least one run of the cell is valid: the client was not the limit in this run."""
+        """True if at least one run of the cell is valid. A run is valid if the client was not the limit."""
         return bool(self.verdicts.get("ok"))
 
     @property

@@ -824,7 +824,10 @@ def _e2e_line(title: str, cell: CellSummary) -> str:
 
 
 def _cache_peak(cache: CellKvCache | None) -> str:
-    """Return the peak use of the KV cache as text. With several engines, include the peak of the fullest engine."""
+    """Return the largest share of the KV cache that was in use, as text.
+
+    If a server has several engines, also include the largest share of a single engine.
+    """
     if cache is None:
         return UNKNOWN
     fullest = cache.peak_fullest_share

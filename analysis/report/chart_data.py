@@ -212,10 +212,15 @@ def plotted_ranks(count: int) -> Integers:
 
 
 def throughput_series(frame: Frame) -> dict[str, Any]:
-    """Return requests sent and output tokens per second, and the maximum number of concurrent streams, over time.
+    """Return time series of the throughput and of the number of concurrent requests, for a chart.
 
-    The run is divided into about THROUGHPUT_BINS_MAX equal intervals, or fewer. Intervals of the warm-up have negative
-    times.
+    The run is divided into equal intervals, about THROUGHPUT_BINS_MAX of them or fewer. Intervals of the warm-up have
+    negative times. The series have one value per interval:
+
+    - `sent_per_s`: requests sent per second.
+    - `tokens_per_s`: output tokens per second.
+    - `in_flight`: maximum number of requests in flight.
+    - `receiving`: maximum number of responses that were being streamed.
     """
     sent = ~np.isnan(frame.sent_ns)
     end_ns = frame.end_ns[sent & ~np.isnan(frame.end_ns)]

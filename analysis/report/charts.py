@@ -311,8 +311,8 @@ DISTRIBUTIONS = ("e2e_s", "first_audio_s", "ttft_s", "tpot_s", "itl_s")
 def _distribution_chart(name: str) -> Chart:
     """Return the chart of the cumulative distribution of the latency `name`.
 
-    If no request has this latency, the page omits the chart, provided that the latency is optional or that the run
-    generates no tokens.
+    If no request has this latency, the chart is normally shown without a curve. The page omits the chart in two cases:
+    the latency is optional, or the run generates no tokens.
     """
     metric = METRICS[name]
 
@@ -613,10 +613,10 @@ def _bounds_layout(data: Sequence[Data]) -> Data:
 
 
 def _bounded_axis(run: Data, key: str) -> Data:
-    """Return an axis of the scatter chart that starts at 0 and includes all values and the bound of a latency.
+    """Return the axis of the scatter chart for the latency `key`, which is `ttft` or `tpot`.
 
-    `key` is `ttft` or `tpot`, and `run` is the chart data of the run. The axis ends well above the largest value, which
-    leaves room for the labels in the corners of the chart.
+    `run` is the chart data of the run. The axis starts at 0, and includes all values of the latency and its bound. It
+    ends well above the largest of these, to leave room for the labels in the corners of the chart.
     """
     columns = ("ttft",) if key == "ttft" else ("tpot_met", "tpot_missed")
     known = [value for column in columns for value in run[column] if value is not None]

@@ -92,13 +92,14 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 
 
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
-    """Return a list with the chip that says how many objectives are met, failed or inconclusive.
+    """Return the chip on the objectives of the runs, in a list. The list is empty if the runs have no objectives.
 
-    The list is empty without objectives. The chip names the failed or inconclusive objectives, beginning with the one
-    that is missed by the largest factor.
+    If all objectives are met, the chip states their number. If some failed, it says how many, and names them, beginning
+    with the one that was missed by the largest factor. If none failed but some are inconclusive, it names the
+    inconclusive ones instead.
 
-    A single run may also have bounds on each request (--goodput). The label of the chip then says that the objectives
-    judge the whole run.
+    If a single run has bounds on each request too (--goodput), the label of the chip says that the objectives are those
+    of the whole run.
     """
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:

@@ -638,7 +638,10 @@ def prediction(summaries: Summaries) -> Table:
 
 
 def goodput(summaries: Summaries) -> Table:
-    """Return the table of goodput: how many requests met the bounds, and which bounds 90% would have met."""
+    """Return the table of goodput: the number of requests that met the bounds of --goodput.
+
+    The last column shows the bounds that 90% of the requests would have met.
+    """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         result = summary.goodput

@@ -215,7 +215,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_title(self) -> str:
-        """Display name of the server backend. An unknown backend has the name in the header or in the plan."""
+        """Display name of the server backend. If the backend is unknown, this is the name in the header or the plan."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
@@ -325,10 +325,10 @@ class RunWriter:
     """Appends lines to the file that one process writes: a part file, or `run.jsonl`. Lines are buffered in memory."""
 
     def __init__(self, path: Path, worker: int = 0, rotate_bytes: int = 0) -> None:
-        """Open the file `path`.
+        """Open the file `path`, to append lines to it.
 
-        When the file contains `rotate_bytes` bytes, it is renamed to a file of Records of this worker, and a new file
-        is begun. If `rotate_bytes` is 0, the file grows without limit.
+        When the file contains `rotate_bytes` bytes, it is renamed, and a new file `path` is begun. The new name
+        contains the number `worker` of the process that writes. If `rotate_bytes` is 0, the file grows without limit.
         """
         self.path = path
         self._worker = worker
@@ -577,10 +577,10 @@ def _keep_removed_once(run: Run) -> None:
 
 
 def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
-    """Decode the lines of `block` together, pass their Records to `on_block`, and return True.
+    """Decode all lines of `block`, pass their Records to `on_block` in one call, and return True.
 
-    Other lines are stored in `run`. If a line is damaged, or if `on_block` returns False, return False and leave `run`
-    unchanged.
+    Lines that are not Records are stored in `run`. If a line is damaged, or if `on_block` returns False, return False
+    instead and leave `run` unchanged. The caller then processes the lines one by one.
     """
     try:
         items = _COMPACT_LINE.decode_lines(block)

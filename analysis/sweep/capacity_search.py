@@ -291,13 +291,13 @@ class Search:
 
 
 def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
-    """Return the capacity according to runs at a fixed list of loads.
+    """Return the capacity of the server, computed from `runs` at a fixed list of loads.
 
-    The capacity is the largest load that met the objectives, among the loads below the smallest violated load. A
-    violated load is one whose run probably violated an objective. The interval of the capacity has these ends:
+    A run is good if the server probably met all objectives. Otherwise it is bad. The capacity is the largest load of a
+    good run that is smaller than the loads of all bad runs. The interval of the capacity has these ends:
 
-    - Lower end: the capacity, or 0 if no load below the smallest violated load met the objectives.
-    - Upper end: the smallest violated load, or None if no load violated the objectives.
+    - Lower end: the capacity. If there is no such good run, it is 0.
+    - Upper end: the smallest load of a bad run. If there is no bad run, it is None.
     """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)
@@ -319,18 +319,19 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
 
 
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
-    """Return the probability that the server violates at least one objective at the load of this run.
+    """Return the probability that the server violates at least one of `objectives` at the load of a run.
 
-    `frame` and `summary` contain the results of the run. The objectives must have passed `check_objectives`. `bounds`
-    are the bounds of --goodput, which an objective on `attainment` needs. An objective on a class of traffic judges the
-    requests of this class.
+    `frame` and `summary` contain the results of the run. `bounds` are the bounds of --goodput, which an objective on
+    `attainment` needs. The objectives must have passed `check_objectives`. An objective on a class of traffic is
+    applied only to the requests of this class.
 
     Incomplete requests count as infinitely slow. In addition, the result is 1 if more than the share MAX_INCOMPLETE of
-    the planned requests is incomplete. In a run with classes of traffic, this rule applies to each class. It has two
+    the planned requests is incomplete. In a run with classes of traffic, one such class is enough. There are two
     exceptions:
 
-    - The rule does not apply if there is an objective on `complete`.
-    - An objective such as `rejected < 20%` allows some rejected requests, which then do not count as incomplete.
+    - If there is an objective on `complete`, the number of incomplete requests has no such limit.
+    - If there is an objective such as `rejected < 20%`, rejected requests do not count towards the limit, because the
+      objective limits their number itself.
     """
     requests_of = {part.name: part.requests for part in summary.traffic} or {"": summary.requests}
     chance_met = 1.0

@@ -286,7 +286,11 @@ def terminal_document(sweep: SweepResult) -> Document:
 
 
 def _verdict_title(sweep: SweepResult) -> str:
-    """Return the heading of the verdict column. It is `remarks` for a fixed list of loads without objectives."""
+    """Return the heading of the column with the verdict on each step of the sweep.
+
+    If the sweep has no objectives, the verdict says whether the server kept up. For a fixed list of loads without
+    objectives, there are only remarks.
+    """
     if sweep.objectives:
         return "objectives"
     return "remarks" if sweep.state is None else "the server"

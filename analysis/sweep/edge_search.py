@@ -98,13 +98,14 @@ class EdgeSearch:
         return lower * ratio**0.5 if ratio > 1 + NEAR else None
 
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
-        """Return a load that may confirm an end of the capacity's confidence interval, or None if none is needed.
+        """Return a load whose measurement may narrow the capacity's confidence interval, or None if none is needed.
 
-        In `runs`, the server clearly kept up at loads up to `carried`, and clearly did not at loads from `exceeded`.
-        The interval may still be much wider than the range between these loads:
+        `carried` is the largest load at which the server clearly kept up in `runs`, and `exceeded` is the smallest load
+        at which it clearly did not. The confidence interval may still be much wider than the range between these two
+        loads:
 
-        - If its upper end is far above `exceeded`, the result is a load just above `exceeded`.
-        - Otherwise, if its lower end is far below `carried`, the result is a load just below `carried`.
+        - If the upper end of the interval is far above `exceeded`, the result is a load just above `exceeded`.
+        - Otherwise, if the lower end of the interval is far below `carried`, the result is a load just below `carried`.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:

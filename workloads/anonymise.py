@@ -338,11 +338,13 @@ class _TraceWriter:
         self._file.write(msgspec.json.encode({**line, "nodes": nodes}).decode() + "\n")
 
     def _guess_blocks(self, requests: list[AnonymousRequest]) -> None:
-        """Assign invented block numbers to prompts without text, to model the prefixes that they probably share.
+        """Assign invented block numbers to the prompts of a session that have no text.
 
-        `requests` are the requests of a session. The requests of a branch follow one another. If a prompt is longer
-        than the previous prompt of its branch, it is assumed to begin with the previous prompt. A branch with a single
-        prompt without text gets no block numbers.
+        If two prompts begin with the same block numbers, they begin with the same tokens. Without texts, this can only
+        be assumed: the requests of a branch follow one another, so a prompt is assumed to begin with the previous
+        prompt of its branch, if it is longer than that prompt.
+
+        `requests` are the requests of the session. A branch with only one prompt without text gets no block numbers.
         """
         branches = Counter(request.branch for request in requests if request.blocks is None)
         last: dict[str, AnonymousRequest] = {}

@@ -23,11 +23,11 @@ _TEXT = re.compile(r"([\d.]+) ?% +after +(?:(\d+) +tokens?|(\S+))")
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """The share of requests that their clients abandon, and when. `str()` returns text such as `5% after 2s`.
+    """The share of requests that clients abandon, and when they do so. `str()` returns text such as `5% after 2s`.
 
-    A request is abandoned by closing its connection: `after_ns` after the request was sent, or after its first
-    `after_tokens` tokens have arrived. One of these two fields is always 0. A request that ends earlier is not
-    abandoned.
+    A client abandons a request by closing the connection: `after_ns` after the request was sent, or after the first
+    `after_tokens` tokens have arrived. Only one of these two fields applies, and the other one is 0. A request that
+    ends earlier is not abandoned.
     """
 
     percent: Fraction

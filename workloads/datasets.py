@@ -419,7 +419,10 @@ def _whole_chat(item: Mapping[str, Any]) -> Sample:
 
 
 def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the role, the text and the image URLs of a chat message. `name` is the message's name in errors."""
+    """Return the role, the text and the image URLs of a chat message.
+
+    `name` stands for the message in error messages, for example `messages[0]`.
+    """
     role = _text(message["role"], f"{name}.role")
     content = message["content"]
     if isinstance(content, str):

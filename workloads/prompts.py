@@ -156,10 +156,11 @@ def tokenizer_file(named: Path) -> Path:
 
 
 def _download_hint(named: str) -> str:
-    """Return a hint with the command that downloads the tokenizer of a Hugging Face model into the local cache.
+    """Return a hint with the command that downloads the tokenizer of the model `named` from Hugging Face.
 
-    If `named` cannot be the name of a model, the hint only suggests to pass a file. The command `hf` is installed with
-    loadgen, because the library `tokenizers` requires huggingface_hub."""
+    If `named` cannot be the name of a model, the hint only suggests to pass a file. The command in the hint is `hf`,
+    which is installed with loadgen: the library `tokenizers` requires huggingface_hub.
+    """
     if not re.fullmatch(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?", named) or named.endswith(".json"):
         return "pass --tokenizer PATH/tokenizer.json"
     return f"download it: hf download {named} tokenizer.json; or pass --tokenizer PATH/tokenizer.json"

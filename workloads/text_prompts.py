@@ -191,15 +191,15 @@ class _TextBuilder:
 
 
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
-    """Return the lengths of a run's texts (TextSurvey), and the specs of a few of these texts.
+    """Return the lengths of the texts that a run needs (TextSurvey), and the specs of a few of these texts.
 
-    Usually all prompts are surveyed. There are three exceptions:
+    Normally the texts of all prompts of the run are counted. There are three exceptions:
 
-    - If the prompts come from a file, only the prompts of the warm-up requests are surveyed, because no other prompts
-      are generated.
-    - If the number of requests is unknown, only the first REHEARSED prompts are surveyed. This does not apply to
-      sessions of a file, which are always surveyed.
-    - If all prompts have the same length, the first REHEARSED prompts are sufficient, unless `complete` is True.
+    - If the prompts come from a file, only the texts of the warm-up requests are counted, because no other texts are
+      generated.
+    - If the number of requests is unknown, only the texts of the first REHEARSED prompts are counted. For sessions of a
+      file, all texts are counted nevertheless.
+    - If all prompts have the same length and `complete` is False, the first REHEARSED prompts are sufficient.
     """
     spec = prompts.spec
     from_file = _is_from_file(prompts)
@@ -231,7 +231,7 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
 
 def _is_from_file(prompts: Prompts) -> bool:
-    """Return True if the prompts come from a file. Only the warm-up requests then need generated texts."""
+    """Return True if the prompts come from a file, so that texts are generated only for the warm-up requests."""
     return prompts.spec.holds_texts
 
 

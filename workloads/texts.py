@@ -423,14 +423,17 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give a prompt the next rank among the prompts of its length, if it is too short to encode its position.
+        """Assign a rank to the text at the beginning of a prompt, if this text is short. Always return an empty string.
 
-        Other prompts get no rank. The attribute `short` contains the lengths in tokens that are too short. If a prompt
-        begins with shared spans, its first span gets the rank instead: the length of the span decides, and all prompts
-        that begin with this span have the same rank.
+        If the prompt begins with shared spans, the text is the first of them, `shared[0]`. Otherwise the text is the
+        whole prompt, which has the number `number` and `tokens` tokens. A text that several prompts share gets only one
+        rank.
 
-        The method has the parameters of a prompt builder (`Prompt`) and always returns an empty text. It stands in for
-        the prompt builder when all prompts of a run are counted in advance.
+        The ranks 0, 1, 2, ... number the short texts of one length. A text is short if its length is in the attribute
+        `short` (see the class).
+
+        The method has the parameters of a prompt builder (`Prompt`). It stands in for the prompt builder when all
+        prompts of a run are counted in advance.
         """
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:

@@ -168,11 +168,11 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a token counter that adds, to the counts of `tokenizer`, the tokens that only the server adds.
+    """Return a token counter that counts with `tokenizer`, and then adds the tokens that only the server adds.
 
-    A server adds, for example, a chat template or a BOS token. The number of these tokens is measured: a short and a
-    long text of `words` are counted by both the tokenizer and the server. If the two texts show different numbers, the
-    tokenizer belongs to another model, and PromptError is raised. If `server` is None, there is no correction.
+    A server adds, for example, a chat template or a BOS token. To find the number of added tokens, a short and a long
+    text of `words` are counted by both the tokenizer and the server. If the difference is not the same for the two
+    texts, PromptError is raised, because the tokenizer belongs to another model. If `server` is None, nothing is added.
     `description` describes the counting method in the output of a run.
     """
     if server is None:

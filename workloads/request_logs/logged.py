@@ -1,6 +1,6 @@
-"""Defines two classes for the readers of request logs.
+"""Two classes for the readers of request logs: a request in a log, and a reader's notes on a log.
 
-`LoggedRequest` is one request of a log. `LogNotes` counts the requests that readers leave out, and their assumptions.
+The notes count the requests that a reader leaves out, and the requests about which it makes an assumption.
 """
 
 from __future__ import annotations

@@ -194,10 +194,10 @@ def _received(path: Path, notes: LogNotes, outputs: RowStore, clock: _Clock) -> 
 
 
 def _prompt(rest: str, where: str) -> PromptContent | None:
-    """Return the prompt in a line of the log: its token ids if the line has them, otherwise its text.
+    """Return the prompt that a line of the log contains: its token ids if the line has them, otherwise its text.
 
-    `rest` is the part of the line after the id of the request. Return None if the line has no prompt. Raises
-    WorkloadError if the prompt is incomplete. `where` is the location in the message.
+    `rest` is the part of the line after the id of the request. `where` is the location of the line, for error messages.
+    Return None if the line has no prompt. Raises WorkloadError if the prompt is cut off.
     """
     match = _PROMPT.search(rest)
     if match is None:
@@ -211,9 +211,10 @@ def _prompt(rest: str, where: str) -> PromptContent | None:
 
 
 def _text_of(literal: str, where: str) -> str:
-    """Return the text that a Python string literal represents, as `repr` has written it.
+    """Return the text that `literal` represents, for example the text `it's` for the literal `"it's"`.
 
-    `where` is the location in the file, for the error message. Raises WorkloadError if the literal is damaged.
+    vLLM writes the literals to its log with Python's `repr`. `where` is the location of the literal in the file, for
+    the error message. Raises WorkloadError if the literal is malformed.
     """
     try:
         return str(literal_eval(literal))

@@ -96,9 +96,10 @@ def nanoseconds(value: float, per_second: int, name: str, where: str) -> int:
 
 
 def tokens(value: int, name: str, where: str, low: int = 1) -> int:
-    """Return `value` if it is a valid number of tokens, from `low` to TOKENS_LIMIT. Otherwise raise WorkloadError.
+    """Return `value` if it is a valid number of tokens: a number from `low` to TOKENS_LIMIT.
 
-    `name` is the field of the value, and `where` is its location in the file, both for the message.
+    Otherwise raise WorkloadError. The error message contains `name`, the name of the field, and `where`, its location
+    in the file.
     """
     if not low <= value <= TOKENS_LIMIT:
         raise WorkloadError(f"{where}: {name} is {value}", f"write a number from {low} to {TOKENS_LIMIT}")

@@ -413,7 +413,7 @@ def redact_command(text: str) -> str:
 
 
 def redact_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return commands of --at in a form that may be stored (see `redact_command`)."""
+    """Return the commands of --at in `texts`, with each secret replaced by `***` (see `redact_command`)."""
     return tuple(map(redact_command, texts))
 
 

@@ -108,7 +108,7 @@ class LimitError(ServerError):
 
 
 class VersionError(ServerError):
-    """Measurements of this server version are known to be misleading on the requested endpoint."""
+    """The server has a version whose measurements on the requested endpoint are known to be misleading."""
 
 
 class UncountableError(ServerError, UnknownCountError):

@@ -46,7 +46,10 @@ def word(speed: float) -> str:
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark from the value of the header `x-simulated-speed`, or None if the response has no such header."""
+    """Return the mark of a simulated server in a response. `value` is the value of the header `x-simulated-speed`.
+
+    Return None if `value` is None, because the response has no such header.
+    """
     return None if value is None else Mark(_speed(value))
 
 

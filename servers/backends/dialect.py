@@ -182,9 +182,9 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def media_headers(self) -> dict[str, str]:
-        """The request headers Content-Type and Accept. A header with its usual value is left out.
+        """The request headers Content-Type and Accept, if they differ from the default headers of a request.
 
-        The usual values stand for a request body in JSON, and for a response that is an event stream.
+        By default, the request body is JSON, and the response is a stream of events.
         """
         accept = self.accept or (EVENTS_TYPE if self.streams else JSON_TYPE)
         headers = {"Content-Type": self.content_type} if self.content_type != JSON_TYPE else {}

@@ -71,7 +71,7 @@ def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
 
 @lru_cache(64)
 def in_one_piece(dialect: Dialect) -> Dialect:
-    """Return a copy of `dialect` that decodes responses in one piece: one JSON object instead of a stream.
+    """Return a copy of `dialect` for responses that arrive in one piece, as one JSON object instead of a stream.
 
     For example, a server answers in one piece if the request has `"stream": false`.
     """

@@ -161,11 +161,12 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the possible ends of an event, which are the bytes after its text. Return one end per running total.
+    """Return what may follow the text of an event, as one byte string for each running total from 0 to `count` - 1
+    tokens.
 
-    The running totals are 0 to `count` - 1 tokens. `template` is the end of an event with a `%d` in place of each token
-    count. The i-th `%d` is replaced by the running total plus `offsets[i]`. The result is cached, because responses to
-    prompts of equal length have the same ends.
+    The bytes after the text contain token counts, which grow with the running total. `template` contains a `%d` in
+    place of each token count. The i-th `%d` is replaced by the running total plus `offsets[i]`. The result is cached,
+    because it is the same for responses to prompts of equal length.
     """
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 

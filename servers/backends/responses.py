@@ -165,9 +165,11 @@ def responses_dialect(server: str, extra_fields: Callable[[Request], dict[str, A
 
 
 def _standard_fields(request: Request, model: str) -> dict[str, Any]:
-    """Return the standard fields of a request for a stream of at most `request.output_tokens` tokens.
+    """Return the standard fields of the request body, for a stream of at most `request.output_tokens` tokens.
 
-    The server must not store the response, because a load test would fill its storage."""
+    `model` is the name of the model. The field `store` is False, because otherwise the server would store every
+    response, and a load test would fill its storage.
+    """
     assert isinstance(request.prompt, str), "the Responses API accepts only text"
     if "messages" in request.body:
         raise ValueError("the Responses API has another form of messages with tool calls: use --endpoint chat")

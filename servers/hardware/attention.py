@@ -183,9 +183,10 @@ def _linear_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, An
 
 
 def attention_flops(deployment: Deployment, kind: str, sequences: StepSequences) -> Any:
-    """Return the minimum FLOPs of one attention layer on one GPU, without the GEMMs with weights.
+    """Return the minimum FLOPs of attention in one layer on one GPU. The GEMMs with weight matrices are not included.
 
-    `kind` is the kind of the layer, and `sequences` contains the sequences of the step.
+    `kind` is the kind of attention in the layer: FULL, WINDOW or LINEAR. `sequences` contains the sequences of the
+    step.
     """
     model = deployment.model
     heads = model.heads / deployment.tensor

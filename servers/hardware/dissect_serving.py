@@ -195,7 +195,7 @@ def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[Serv
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[ServingState]:
-    """Convert a change of a GPU into a change of a serving state, which changes the GPU of the state."""
+    """Convert a change of a GPU into a change of a serving state. The new change is applied to the GPU in the state."""
 
     def apply(state: ServingState) -> ServingState:
         return _with_deployment(state, gpu=change.apply(state.deployment.gpu))

@@ -1,7 +1,8 @@
-"""Divides the speed-up of training from one GPU to the next into factors.
+"""Explains why one GPU trains faster than another: divides the speed-up into factors, such as the memory bandwidth.
 
-The speed is the number of trained tokens per second. On each GPU, the job has the settings that train fastest among
-those that fit into memory: pipeline stages, micro-batch, chunks per stage and recomputation.
+The speed is the number of trained tokens per second. On each GPU, the job has the settings with which it trains
+fastest, among those that fit into memory. These settings are the GPUs per layer, the pipeline stages, the size of a
+micro-batch, the chunks per stage, and the recomputation of activations.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SpeedFactor:
 
 @dataclass(frozen=True, slots=True)
 class ComparedGpu:
-    """One of the compared GPUs: how it is used, and its speed."""
+    """One of the GPUs in a comparison: the settings with which it is used, and its speed with these settings."""
 
     gpu: str
     gpus: int
@@ -146,10 +146,10 @@ def _peak(card: Gpu, format_name: str) -> float:
 def divide_speed_up(
     start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
 ) -> list[SpeedFactor]:
-    """Apply the changes to the state `start` one after the other, and return one SpeedFactor per change.
+    """Return the factors of a speed-up, as one SpeedFactor per change in `changes`.
 
-    `start` is a server with its load, or a training job. `speed` returns the speed of a state. A SpeedFactor contains
-    the gain in speed that is due to its change.
+    The changes are applied to the state `start` one after the other. A state is a server with its load, or a training
+    job, and `speed` returns its speed. The gain in a SpeedFactor is the growth of the speed that is due to its change.
     """
     logarithms = _log_speeds(start, changes, speed)
     shares = _mean_gains(changes, logarithms)
@@ -325,8 +325,9 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
     """Return the change that replaces the memory capacity of the GPU `old` by that of the GPU `new`.
 
-    `apply` takes a state: a server with its load, or a training job. It returns the state with the number of requests
-    in flight, or with the training settings, that suit the memory of `new`.
+    The function `apply` makes this change to a state, which is a server with its load, or a training job. It returns
+    the state with the settings that suit the memory of `new`: the number of requests in flight, or the settings of the
+    training job.
     """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
@@ -358,13 +359,16 @@ def format_changes(
 ) -> list[FactorChange[State]]:
     """Return the changes that replace the number format of the first GPU by that of the second GPU.
 
-    `formats` are the two number formats, and `cards` are the two GPUs. `with_format` takes a state (a server with its
-    load, or a training job) and the name of a format. It returns the state in this format.
+    - `formats` are the number formats of the two GPUs, and `cards` are the GPUs.
+    - `with_format` takes a state (a server with its load, or a training job) and the name of a number format. It
+      returns the state with this format.
 
-    Most changes of the format are one step. A change from 16 bits to 4 bits has two steps, with 8 bits in between, if
-    the second GPU computes in 8 bits. A step can be applied only after the step before it. If the two GPUs compute the
-    new format differently, for example because only one of them supports it, a step can be applied only after the
-    change of the compute rate.
+    Normally there is one change. From 16 bits to 4 bits, there are two changes, with 8 bits in between, if the second
+    GPU computes in 8 bits. The second change can be applied only after the first.
+
+    The compute rate of the GPU is a separate change (`compute_change`). If the two GPUs compute a new format
+    differently, for example because only one of them supports it, the change to this format can be applied only after
+    the change of the compute rate.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []

@@ -219,10 +219,11 @@ def mlp_matrices(deployment: Deployment, intermediate: int) -> list[WeightMatrix
 
 
 def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows: Any) -> Any:
-    """Return the duration of the router, the experts and the shared expert in one layer.
+    """Return the duration in seconds of the router, the experts and the shared expert in one layer.
 
-    `rows` is the number of tokens of one attention group. The router and the shared expert process these tokens.
-    `all_rows` is the number of tokens of all groups, which the experts share.
+    An attention group is a group of GPUs that computes attention for some of the sequences. The router and the shared
+    expert process the tokens of one group: `rows` tokens. The experts process the tokens of all groups: `all_rows`
+    tokens.
     """
     model = deployment.model
     experts = model.experts

@@ -179,7 +179,7 @@ class Deployment:
 
     @property
     def far_hops(self) -> int:
-        """Number of hops between two pipeline stages in different machines."""
+        """Number of hops from one machine to another when data passes through all pipeline stages."""
         stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
         return (self.pipeline - 1) // stages_per_machine
 
@@ -189,10 +189,11 @@ class Deployment:
         return self.stage_gpus > 1 or self.pipeline - 1 > self.far_hops
 
     def hops_s(self, message_bytes: Any) -> Any:
-        """Return the seconds to send the activations of a micro-batch through all pipeline stages.
+        """Return the time in seconds to send the activations of a micro-batch through all pipeline stages.
 
-        A hop sends `message_bytes` bytes from one stage to the next. A machine holds as many whole stages as fit. The
-        hop from the last of them goes to another machine, and all other hops stay within the machine.
+        A hop sends `message_bytes` bytes from one stage to the next. Each machine holds as many whole stages as fit.
+        Hops between stages of one machine use the link between its GPUs, and all other hops use the network between
+        machines.
         """
         far_hops = self.far_hops
         near_link = self.gpu.link_for(min(self.gpus, self.node_gpus))
@@ -233,10 +234,10 @@ class Deployment:
 
     @property
     def prompt_launch_s(self) -> float:
-        """Time to launch the kernels of one layer in a step with prompts, in seconds.
+        """Time in seconds to launch the kernels of one layer in a step that computes prompts.
 
-        The time is 0 for a model with experts or with special kinds of attention (not `plain`). The value
-        `prompt_layer_s` in mixture_overheads.csv already contains the launches of such models.
+        The time is 0 unless the model is `plain`: dense, with ordinary attention in every layer. For other models, the
+        launches are part of another time, `prompt_layer_s` in mixture_overheads.csv.
         """
         return self.framework.prompt_launch_s if self.model.plain else 0.0
 

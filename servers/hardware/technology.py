@@ -425,11 +425,11 @@ def _memory_name(text: str) -> str:
 
 
 def _names(text: str, find: Callable[[str], str], table: str) -> list[str]:
-    """Return the names in `text`, a list such as `a,b..d`, as `table` spells them.
+    """Return the names in `text`, which is a list such as `a,b..d`.
 
-    `b..d` stands for all rows of the table from `b` to `d`. If `d` comes first in the table, the names are returned in
-    reverse order. The user may spell a name differently, for example in lower case. The function `find` takes the
-    user's spelling and returns the spelling of the table.
+    `b..d` stands for all rows from `b` to `d` in `table`. If `d` comes before `b` in the table, the names are returned
+    in reverse order. The function `find` takes a name as the user writes it, for example in lower case, and returns the
+    name as it is written in the table. The result contains the names of the table.
     """
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -262,9 +262,10 @@ def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
 
 
 def _gemm_format(training: TrainingSetup) -> Format:
-    """Return the number format of the GEMMs.
+    """Return the number format in which a training step computes its GEMMs.
 
-    Training uses one scale per tensor, so the operands are already quantised when a GEMM loads them.
+    Training quantises whole tensors with one scale, before a GEMM loads them. A GEMM therefore loads operands of the
+    quantised size.
     """
     stored = training.gpu.effective_format(number_format(training.number))
     return replace(stored, operand_bytes=stored.activation_bytes)

@@ -144,17 +144,17 @@ def _head_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
-    """Return the bytes that the operators of one layer read and write, in the forward and in the backward pass.
+    """Return the bytes that the operators of one layer read and write, as (forward pass, backward pass).
 
-    Operands of GEMMs are not included. In the forward pass, each operator reads and writes a number of values for every
+    GEMMs are not included. In the forward pass, each operator reads and writes these numbers of values for every
     element of its input:
 
-    - a norm: 8 values (square, mean, product with the root, product with the weight), or 2 as a fused kernel.
-    - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum).
-    - reordering the values by attention head, and undoing this reordering: 8.
-    - SiLU with its product: 5.
-    - residuals: 6.
-    - attention scores: 8 (scaled, masked in a copy, normalised).
+    - Norm: 8 (square, mean, product with the root, product with the weight). A norm that is one fused kernel: 2.
+    - Rotary positions of queries and keys: 10 (two products, a rotation of two copies, a sum).
+    - Reordering of elements by attention head, and back: 8.
+    - SiLU and the product with its result: 5.
+    - Residuals: 6.
+    - Attention scores, which FlashAttention does not store: 8 (scaled, masked in a copy, normalised).
 
     The backward pass applies the same operators to the gradients, and computes one gradient for each factor of a
     product. If several operators read the same value, their gradients are added up.
@@ -215,7 +215,11 @@ def _dequantising_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _large_gradients(step: TorchStep) -> list[float]:
-    """Return the sizes in bytes of two gradients that are freed after each step: those of embedding and output head."""
+    """Return the sizes in bytes of the gradients of the embedding and of the output head, which are freed after each
+    step.
+
+    The list is empty if only adapters are trained.
+    """
     if step.adapter_rank:
         return []
     return [step.model.head_parameters * step.value_bytes] * 2

@@ -294,11 +294,14 @@ class ValidationRow:
     """Options of `loadgen limits` that had other values than their defaults in the compared runs."""
 
     def limits_on(self, deployment: Deployment) -> Iterator[str]:
-        """Yield a text for each setting of `deployment` that no measured server had.
+        """Yield a text for each setting of `deployment` that the measurements do not cover.
 
-        The settings are the number format, TP, EP and the number of attention groups. The text states the values that
-        were measured. For example, `in fp8` means that all measured servers used fp8, and that `deployment` uses
-        another format.
+        The settings are the number format, TP, EP and the number of attention groups. A number format is covered if it
+        was measured, or if a format with the same size and rate was measured. Any other setting is covered if it is
+        between the smallest and the largest measured value.
+
+        The text states what was measured. For example, `in fp8` means that only fp8 was measured, and that `deployment`
+        uses another format.
         """
         formats = self.covered["formats"]
         if not {deployment.weights.name, SAME_SPEED.get(deployment.weights.name)} & set(formats):

@@ -330,10 +330,12 @@ def docker(
     timeout_s: float = CALL_TIMEOUT_S,
     say: Say | None = None,
 ) -> str:
-    """Run `docker` for the container engine of the host, and return its standard output.
+    """Run the command `docker` with `arguments` on the container engine of `host`, and return its standard output.
 
-    `env` is added to the environment of the command. `say` receives the last line of Docker's output every ten seconds.
-    Raises LaunchError if the command fails, with a specific message for each known failure."""
+    `env` contains variables to add to the environment of the command. While the command runs, `say` is called every ten
+    seconds with the last line of its output. Raises LaunchError if the command fails. For a known failure, the error
+    explains the cause.
+    """
     program = shutil.which("docker")
     if program is None:
         raise LaunchError(

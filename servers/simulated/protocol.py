@@ -53,7 +53,7 @@ class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a re
 
 
 class RequestTimes(NamedTuple):
-    """Durations of the phases of a request in seconds, up to the current token."""
+    """Seconds that a request has spent in each phase so far: in the queue, in prefill and in decoding."""
 
     queue_s: float
     prefill_s: float

@@ -711,9 +711,9 @@ class Scheduler:
 
 
 def _reserved_output(job: Job, emitted: int) -> int:
-    """Return the number of output tokens that a running job is still expected to need.
+    """Return the number of output tokens that `job` is expected to need from now on.
 
-    Jobs are admitted by this number. It is the remaining number of output tokens of the job, but at most
-    MAX_RESERVED_OUTPUT. `emitted` is the number of tokens that the job has generated.
+    This is its remaining output, but at most MAX_RESERVED_OUTPUT tokens. The scheduler uses the number to decide
+    whether a further job fits into the KV cache. `emitted` is the number of tokens that `job` has generated so far.
     """
     return min(job.output_tokens + job.unsent_tokens - emitted, MAX_RESERVED_OUTPUT)

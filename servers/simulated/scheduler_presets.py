@@ -1,14 +1,16 @@
-"""Scheduler presets of vLLM, TGI, LightLLM, SGLang and TEI, in the versions `current` and `2023` (autumn 2023).
+"""Presets for the simulated schedulers of vLLM, TGI, LightLLM, SGLang and TEI.
 
-SGLang and TEI have only the version `current`. SGLang did not exist in 2023.
+A preset models the engine of a server in one version: `current` or `2023` (autumn 2023). SGLang and TEI have only the
+preset `current`.
 
-A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
-policy names the source files of its rules. The constants come from these sources:
+A preset consists of the batching policy of the engine, and of overheads: times that a step takes in addition to its
+kernels. A comment at each policy names the source files of the engine from which the rules of the policy were taken.
+The numbers of the overheads come from these sources:
 
 - `current`: the values of vLLM or SGLang in servers/hardware/frameworks.csv. No values are published for the other
   servers, so their presets are assumed to have the values of vLLM.
 - `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
-  requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
+  requests and Poisson arrivals). Each server has one set of numbers for all loads. `python -m benchmarks.schedulers`
   reports the remaining errors.
 """
 

@@ -183,11 +183,13 @@ class ServerState:
         )
 
     def _answer_key(self, request: CompletionRequest) -> int:
-        """Return a number that determines the words of the answer to a request.
+        """Return a number that determines the words of the answer to `request`.
 
-        Requests with equal prompts get equal numbers, as with a model that decodes greedily. A request for sampling
-        gets the index of the request, so that equal prompts get different answers. With the fault `wrong-answer`, a
-        request gets the number of the previous request's prompt.
+        - If the request asks for sampling, for example with a temperature above 0, the number is the index of the
+          request. Equal prompts therefore get different answers.
+        - Otherwise, the number is a hash of the prompt. Equal prompts therefore get equal answers, as from a model that
+          decodes greedily.
+        - With the fault `wrong-answer`, a request without sampling gets the hash of the previous prompt.
         """
         body = request.body
         parameters = [fields for name in PARAMETER_FIELDS if isinstance(fields := body.get(name), Mapping)]

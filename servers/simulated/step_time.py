@@ -204,16 +204,21 @@ def _hop_times(deployment: Deployment) -> tuple[float, float]:
 
 
 def _prompt_attention_tables(deployment: Deployment) -> list[list[float]]:
-    """Return five tables of attention times in seconds, for a step that computes prompts.
+    """Return five tables that predict the attention time of a step with prompts, in seconds.
 
-    Each table has one entry for each size in CHUNK_GRID, which is the number of tokens that the step computes of a
-    prompt. An earlier token is a token of the prompt that a previous step has computed.
+    A step computes a part of each prompt. The size of this part in tokens is a value of CHUNK_GRID, and each table has
+    one entry per size. Earlier tokens are the tokens of a prompt that previous steps have computed.
 
-    - One prompt in the step: the attention time without earlier tokens.
-    - One prompt: the increase per earlier token.
-    - Many prompts: the part that does not depend on the number of prompts.
-    - Many prompts: the part per prompt.
-    - Many prompts: the increase per prompt and earlier token.
+    If the step has one prompt:
+
+    1. The time without earlier tokens.
+    2. The additional time per earlier token.
+
+    If the step has many prompts:
+
+    3. The part of the time that does not depend on the number of prompts.
+    4. The time per prompt.
+    5. The additional time per prompt and earlier token.
     """
     chunks = np.array(CHUNK_GRID, float)
     one = predict_step(deployment, 1, chunks, before=0).attention

@@ -37,10 +37,14 @@ REST_S = 5.0
 
 
 def select_addresses(target: Target) -> Target:
-    """Connect to each address of the target, and return the target with only the addresses that the run uses.
+    """Connect to each address of `target`, and return the target with only the addresses that the run uses.
+
+    The run uses the addresses that accept a connection. If both IPv4 and IPv6 addresses accept one, only those of the
+    same IP version as the first are used.
 
     The target is returned unchanged if it has only one address, or if no address accepts a connection. If no address
-    accepts a connection, the requests of the run fail later and record the error."""
+    accepts a connection, the requests of the run fail later and record the error.
+    """
     if len(target.addresses) == 1:
         return target
     failures = _try_all(target.addresses)
@@ -169,8 +173,9 @@ class Connector:
         - `stamps` is the timestamp source of the connections.
         - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
         - `first` is the index of the address that the first connection tries.
-        - `name` is the name of the replica at the target. If it is not empty, it replaces the address in the attribute
-          `address` of each connection. If the target has several addresses, the attribute contains both.
+        - `name` is the name of the replica at the target. The attribute `address` of each connection contains this name
+          in place of the address. If the target has several addresses, the attribute contains both the name and the
+          address.
         """
         self._target = target
         self._timeout_s = timeout_s

@@ -1,10 +1,13 @@
-"""Opens a packet socket with a ring: memory to which the kernel writes headers and timestamp of each TCP segment.
+"""Opens a packet socket with a ring. The kernel writes the headers and the timestamp of each TCP segment to this ring.
 
-A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) receives the packets that arrive on
-the network interface of the route to the server. The socket requests packets of all protocols. If it requested only IP,
-the kernel would process IP and TCP and wake the reader first, and timestamps would be up to 0.1 ms late
-(net/core/dev.c, __netif_receive_skb_core). The kernel copies only the IP header and 14 bytes of the TCP header to the
-ring, and never the payload.
+A ring is memory that the kernel shares with this process (packet(7), TPACKET_V3 of
+Documentation/networking/packet_mmap.rst). The kernel copies only the IP header and 14 bytes of the TCP header of a
+segment, and never its payload.
+
+The socket receives the packets that arrive on one network interface: the interface of the route to the server. It
+requests the packets of all protocols, because a socket that requests only IP gets them later: the kernel first
+processes IP and TCP, and wakes the process that reads the data. Timestamps would then be up to 0.1 ms late
+(net/core/dev.c, __netif_receive_skb_core).
 
 A simulated server uses such a socket to timestamp the requests of its clients. In this case, the argument `addresses`
 has port 0, which matches any client port, and `ports` contains only the server's port.

@@ -196,9 +196,9 @@ class Exchange:
         self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """Read from the socket a last time, and then end this exchange with an error of the client, such as a timeout.
+        """End this exchange with an error of the client, such as a timeout, after reading the bytes that have arrived.
 
-        `kind` is the kind of the error, and `detail` describes it.
+        `kind` is the kind of the error, and `detail` describes the error.
         """
         if self.connection is not None:
             self._on_readable()

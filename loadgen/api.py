@@ -138,17 +138,19 @@ def run(
     `run` can be called in notebooks, scripts and threads. It blocks until the run has ended. Use `run_async` in an
     event loop.
 
-    - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
-    - `progress`: called ten times a second with a phase and the current counts. The phases are `connecting`, `running`,
-      `stopping` after an interrupt, `compressing` after the last request of a long run (`soak`), and `ended`.
-    - `say`: called with one line of text per step, such as the detected server.
-    - `objectives`: expressions as for `--assert`, in place of those of the plan. They are stored in the run file, and
-      `read` checks them again.
-    - `confidence`: confidence level such as `95%`, in place of that of the plan. The whole confidence interval of a
-      figure must then meet the bound. Without a level, the measured figure decides.
-    - `goodput`: bounds for each request as for `--goodput`, in place of those of the plan.
-    - `alone`: run each class of traffic by itself first, as `--alone` does. `summary.traffic` then shows how much the
-      classes slow each other down. An interrupt of these runs raises KeyboardInterrupt.
+    - `out`: the folder of the run, which must be empty or new. The default is runs/<time>-<server>-<label>.
+    - `progress`: a function that is called ten times a second with the phase of the run and the current counts. The
+      phases are `connecting`, `running`, `stopping` after an interrupt, `compressing` after the last request of a long
+      run (`soak`), and `ended`.
+    - `say`: a function that is called with a line of text for each step, such as the detection of the server.
+    - `objectives`: expressions such as `ttft.p99 < 1s` (see `--assert`). They replace the objectives of the plan. They
+      are stored in the run file, and `read` checks them again.
+    - `confidence`: a confidence level such as `95%`. It replaces the level of the plan. With a level, an objective is
+      met only if the whole confidence interval of its figure meets the bound. Without a level, the measured figure
+      decides.
+    - `goodput`: bounds for each request, such as `ttft < 500ms` (see `--goodput`). They replace the bounds of the plan.
+    - `alone`: if True, each class of traffic is first run alone (see `--alone`). `summary.traffic` then shows how much
+      the classes slow each other down. An interrupt of these first runs raises KeyboardInterrupt.
 
     summary.json is written next to the run file.
 

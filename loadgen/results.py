@@ -235,14 +235,14 @@ def load_and_summarise(
     drawn: bool = True,
     known: tuple[Run, Frame] | None = None,
 ) -> ReportedRun:
-    """Summarise the run at `path` and check its objectives. The result holds the summary but no Records.
+    """Return the summary of the run at `path`, with the verdicts on its objectives. The result holds no Records.
 
-    - `objectives` and `bounds` (the objectives of single requests) replace those in the header of the run. Empty ones
-      keep the header's.
-    - `confidence` is the confidence level that the objectives require (--confidence). If it is None, objectives from
-      the header require the level in the header. Objectives that the caller passes are then judged by the measured
+    - `objectives` and `bounds` replace those in the header of the run, unless they are empty. `bounds` are the
+      objectives of single requests (--goodput).
+    - `confidence` is the confidence level with which the objectives must be met (--confidence). With None, objectives
+      from the header are judged with the level in the header, and objectives of the caller are judged by the measured
       figures alone.
-    - With `drawn`, the result also holds the data of the charts.
+    - `drawn` is True if the result must also hold the data of the charts.
     - `known` is the content of the run file, if the caller has already read it.
     """
     from loadgen.analysis.build_summary import summarise

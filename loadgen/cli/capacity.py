@@ -1,4 +1,7 @@
-"""The command `plan-capacity`: search the cheapest configuration that serves a load. No server is contacted."""
+"""The command `plan-capacity`, which searches for the cheapest configuration that serves a load.
+
+The command computes and simulates, and contacts no server.
+"""
 
 from __future__ import annotations
 
@@ -375,8 +378,9 @@ def plan_capacity(
 ) -> None:
     """Compute how many GPUs a load needs, and what they cost.
 
-    The GPUs meet the objectives at this load. A search combines GPU types, engines and ways to divide the model.
-    Combinations that memory or the physical limit excludes are dropped, a formula ranks the others, and the cheapest
-    are simulated in virtual time with the server's scheduler. Nothing is sent. Exit codes: 0 computed, 2 usage error.
+    The GPUs meet the objectives at this load. The search combines GPU types, engines and ways to divide the model. It
+    drops combinations that do not fit into memory or that exceed the physical limit, and ranks the others by a formula.
+    The cheapest ones are simulated in virtual time with the server's scheduler. Nothing is sent. Exit codes: 0
+    computed, 2 usage error.
     """
     run_capacity(merge_settings(plan, None, settings), **shared)

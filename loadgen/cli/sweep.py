@@ -325,9 +325,9 @@ def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[
 
 
 def _server_model(options: SweepCommandOptions, model: str | None) -> ServerModel | None:
-    """Return the server model that the options describe, or None without --virtual and --twin.
+    """Return the server model that `options` describe, or None if they contain neither --virtual nor --twin.
 
-    With --virtual, the sweep runs on this model instead of a server. With only --twin, the sweep runs on the real
+    With --virtual, the sweep runs on this model instead of a server. With --twin alone, the sweep runs on the real
     server, and the model predicts the results. Raises PlanError for `--virtual twin` without --twin.
     """
     from loadgen.studies.simulate import ServerModel

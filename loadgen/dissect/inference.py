@@ -286,11 +286,10 @@ def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceL
 
 
 def _fastest_total(repeats: list[list[float]]) -> float:
-    """Return the sum over all calls of the fastest time of each call, in s.
+    """Return the total time of all calls in seconds, if every call took the shortest of its measured times.
 
-    Every repeat makes the same calls, so `repeats[i][j]` is the time of call j in repeat i. The fastest time of a call
-    is its minimum over the repeats. If the numbers of calls differ after all, the additional calls of longer repeats
-    are ignored.
+    Every repeat makes the same calls: `repeats[i][j]` is the time of call j in repeat i. If the repeats have different
+    numbers of calls after all, the additional calls of longer repeats are ignored.
     """
     same_calls = len({*map(len, repeats)}) == 1
     return math.fsum(map(min, zip(*repeats, strict=same_calls)))

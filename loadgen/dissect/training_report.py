@@ -43,7 +43,7 @@ def headings(result: TrainingResult) -> tuple[str, str]:
 
 
 def step_times_s(technique: TechniqueResult) -> list[float]:
-    """Return the seconds of the whole step, one value per repeat."""
+    """Return the duration of the whole training step in seconds, as one value per repeat."""
     return [sum(parts) for parts in zip(*technique.parts_s.values(), strict=True)]
 
 

@@ -136,9 +136,10 @@ class Peer:
         runner.register_message(CHANNEL, self._on_message)
 
     def obey(self, series: Callable[[str], None] | None = None) -> None:
-        """Carry out orders of the loadgen command until the command has closed its socket.
+        """Carry out the orders of the loadgen command until the command has closed its socket.
 
-        Only the master passes `series`, a function that runs a series of clock exchanges with a node.
+        `series` is a function that runs a series of clock exchanges with a worker machine. Only the master passes this
+        function.
         """
         while True:
             try:

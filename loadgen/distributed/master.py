@@ -147,9 +147,11 @@ def run(
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the plan that the worker machines execute.
 
-    `header_plan` contains the fields of the plan as the header of the run states them. If the plan has classes of
-    traffic, some of these fields have the values of the first class. The machines must not use those values for the
-    other classes, so they get the values of `plan` instead.
+    `header_plan` contains the fields of the plan as they are in the header of the run. It is returned unchanged if the
+    plan has no classes of traffic.
+
+    With classes of traffic, some fields in the header have the values of the first class. The worker machines also send
+    the requests of the other classes, so these fields are taken from `plan` instead.
     """
     if not plan.traffic:
         return dict(header_plan)

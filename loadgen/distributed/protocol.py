@@ -149,7 +149,7 @@ class Piece(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """Message of a worker machine after its last `Piece`: all its part files have been sent."""
+    """Message of a worker machine that has sent all its part files. It follows the last `Piece`."""
 
     at_ns: int
     """Time when the machine's last request ended, on its CLOCK_MONOTONIC."""

@@ -31,13 +31,15 @@ def check_alone(plan: Plan, option: str) -> None:
 def run_alone(
     plan: Plan, folder: Path, run_class: Callable[[Plan, Path], Footer], say: Say | None = None
 ) -> dict[str, str] | None:
-    """Run each class of traffic by itself with `run_class`.
+    """Run each class of traffic alone, before the run with all classes.
 
-    The folder of such a run is `FOLDER-alone/CLASS`, where FOLDER is `folder`, the folder of the run with all classes.
-    Return a dict with the folder of each class's run, relative to `folder`, or None if one of the runs was interrupted.
+    `folder` is the folder of the run with all classes. The function `run_class` takes the plan of one class and a
+    folder, and makes the run. Its folder is next to `folder`: for a class CLASS, it is `FOLDER-alone/CLASS`. Return the
+    folder of each class's run, relative to `folder`, or None if one of these runs was interrupted.
 
-    These runs use a different seed than the run with all classes, which comes later. With the same seed, the prompts of
-    that run would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
+    The runs of single classes use a different seed than the run with all classes. With the same seed, the prompts of
+    the run with all classes would already be in the server's prefix cache. The commands of --at run only in the run
+    with all classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

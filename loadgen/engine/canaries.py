@@ -56,7 +56,7 @@ class CanaryTask(msgspec.Struct, frozen=True):
 
 
 class CanaryLoop(ClosedLoop):
-    """The request queue of the clients that send canaries during the load. It ends when `stop` is called."""
+    """A closed loop of clients that send canaries (test prompts) during the load. It ends when `stop` is called."""
 
     stopped = False
     timed = True  # a server that is down is asked again until the load ends

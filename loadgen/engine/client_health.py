@@ -277,11 +277,13 @@ class FirstTokens:
         to_monotonic: ToMonotonic,
         first_token: Callable[..., int | None],
     ) -> None:
-        """Create the counter of one worker.
+        """Create the counter for the requests of one worker.
 
-        `first_token` searches the beginning of a response. It returns the offset just past the first event with a
-        token, or None if no event contains a token. Its argument `dialect` is needed only if the dialect of the
-        response differs from the dialect of the run.
+        - `counts` are the live counters in which TTFTs are counted.
+        - `stamps` is the source of timestamps. `to_monotonic` converts these to CLOCK_MONOTONIC.
+        - `first_token` is a function that takes the beginning of a response. It returns the offset just past the first
+          event with a token, or None if no event has a token. Its optional argument `dialect` is the format of the
+          response, if this is not the format of the whole run.
         """
         self._ttft = counts.ttft
         self._stamps = stamps

@@ -155,9 +155,12 @@ class Turns:
 class GraphRequests:
     """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
 
-    The first request of a session starts the session. For each later request, the file with the sessions states when it
-    becomes due: a certain time after other requests were sent or ended. `slot_of` encodes a request, given its due
-    time.
+    A session begins with its first request. Every other request becomes due a certain time after other requests of the
+    session were sent or ended, for example 2 s after two of them have ended. The file with the sessions states these
+    times.
+
+    `slot_of` takes a session in progress, the index of a request in this session, and a due time in ns. It builds the
+    request and returns it, encoded and ready to send, as a ScheduledRequest.
     """
 
     def __init__(self, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]) -> None:

@@ -27,7 +27,10 @@ POLL_S = 0.05
 
 
 class CommandGuard:
-    """The guard of the commands of one run, as the coordinator sees it. Several threads may call its methods."""
+    """Controls the guard: a separate process that ends the commands of --at if this process is killed.
+
+    Several threads may call the methods.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,7 +56,7 @@ class CommandGuard:
             self._send(f"-{group}\n")
 
     def end(self) -> None:
-        """End the guard. Process groups that were not removed are ended, too."""
+        """End the guard process. Before it exits, it ends every process group that was added and not removed."""
         with self._lock:
             if self._process is not None:
                 self._process.communicate()

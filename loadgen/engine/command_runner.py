@@ -1,8 +1,8 @@
-"""Runs shell commands at instants of a run (--at), for example to restart a server, and records their results.
+"""Runs the shell commands of --at during a run, for example to restart a server, and records their results.
 
-The commands run in the coordinator's process, one thread per command, and never in a process that measures. Each
-command is the leader of its own process group, which is ended with the run. If the coordinator is killed, a guard ends
-the process groups (loadgen.engine.command_guard).
+The coordinator of the run starts the commands, with one thread per command. The processes that measure start no
+commands. Each command is the leader of a separate process group, which is ended with the run. If the coordinator is
+killed, a guard ends the process groups (loadgen.engine.command_guard).
 """
 
 from __future__ import annotations

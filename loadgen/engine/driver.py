@@ -257,10 +257,10 @@ class Driver:
         return self._pool
 
     def _take_connection(self, slot: ScheduledRequest) -> Connection | None:
-        """Return an idle connection for a request, or None if there is none.
+        """Return an idle connection for the request of `slot`, or None if there is none.
 
-        If the session of the request has kept a connection for it, this connection is returned. If the server has
-        closed it in the meantime, another idle connection is returned.
+        If a connection was kept for the session of the request, it is returned, unless the server has closed it in the
+        meantime. In all other cases, any idle connection is returned.
         """
         session = slot.request.session
         connection = None if session is None else self._by_session.pop((session, slot.replica or 0), None)
@@ -683,10 +683,11 @@ class Driver:
             self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
     def _on_retry(self) -> None:
-        """Let closed-loop clients whose pause is over send their next requests.
+        """Let the clients of a closed loop whose pause is over send their next requests.
 
-        A client pauses if its last request failed immediately. If the server counts as down, all remaining requests are
-        recorded as not sent instead. A loop with a fixed duration keeps trying until its end.
+        A client pauses if its last request failed immediately. If requests have failed for so long that the server
+        counts as down, nothing more is sent, and all remaining requests are recorded as not sent. In a loop with a
+        fixed duration, the clients keep trying until the end of the loop instead.
         """
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns

@@ -981,8 +981,9 @@ def check_batch(plan: Plan, dialect: Dialect) -> None:
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
     """Return the header of the run file, with everything that is known before the run starts.
 
-    `at_once` is the number of requests that are certainly in flight together. The header also states if the user
-    accepted a server version with misleading results (--force) or a load beyond the server's limit (--over-limit).
+    `at_once` is the number of requests that are certainly in flight together on one replica. If it exceeds a limit of
+    the server and the user has accepted this (--over-limit), the header says so. The header also says if the user has
+    accepted a server version whose results are misleading (--force).
     """
     from loadgen.analysis.run.runfile import Header
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit

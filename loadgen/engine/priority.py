@@ -4,16 +4,19 @@ If a server fills every core of this machine, the client must wait for a core, a
 the client therefore raises its priority as far as it is permitted to:
 
     normal      no change.
-    auto        nice -10, and a separate autogroup with nice -10, also for translators to HTTP/2.
-    realtime    as auto, and additionally the real-time policy SCHED_RR.
+    auto        nice -10 for this thread, and for the autogroup of its session.
+    realtime    the same as auto, and additionally the real-time policy SCHED_RR.
+
+If the server accepts only HTTP/2, helper processes translate the requests (loadgen.servers.http2). These processes and
+their autogroups get the same nice value as the client.
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
 feature"). The nice value of a process therefore has no effect on a server that was started in another terminal. Each
 worker creates a new session, and the autogroup of this session gets the nice value too. Cores are shared between
 control groups in the same way. Across containers, only the real-time policy helps.
 
-The real-time policy lets the client preempt the server whenever a packet arrives. With SCHED_RR the median TTFT of a
-busy server was 0.4 to 0.7 ms longer, so this policy is never chosen automatically.
+With the real-time policy, the client preempts the server whenever a packet arrives, which slows the server down: the
+median TTFT of a busy server was 0.4 to 0.7 ms longer. This policy is therefore never chosen automatically.
 """
 
 from __future__ import annotations

@@ -60,10 +60,14 @@ class RawFacts(msgspec.Struct):
 
 
 def raw_requests_of(plan: Plan) -> RawRequests | None:
-    """Return the workload of a plan if it is a file of whole requests (`requests:FILE`), otherwise None.
+    """Return the file of whole requests that a plan sends (`requests:FILE`), or None if the plan has another workload.
 
-    The result also states whether the plan uses the times in the file, and whether the paths in the file must determine
-    the formats, because the plan names neither a path nor an endpoint.
+    The result also says how the plan uses the file:
+
+    - `recorded_times` is True if the requests are sent at the times in the file.
+    - `implied_paths` is True if the plan names neither a URL path nor an endpoint. In this case, the URL path of each
+      request determines the format of the request and of its response. If a line of the file has no URL path, the body
+      of the request determines the path.
     """
     source = plan.prompt_source
     if not isinstance(source, RawRequests):

@@ -314,10 +314,10 @@ def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> 
 
 
 def find_replicas(plan: Plan, first: ServerFacts, access: Access, say: Say) -> list[ServerFacts]:
-    """Return the facts about every replica of the plan. The result begins with `first`, the facts about the first
-    replica.
+    """Return the facts about every replica of the plan, beginning with `first`.
 
-    Raises WrongServerError if a replica differs from the first one in a fact of EQUAL_FACTS. Raises the errors of
+    `first` contains the facts about the first replica, which are already known. Raises WrongServerError if another
+    replica differs from it in a fact of EQUAL_FACTS, such as the model. Raises the errors of
     `loadgen.servers.discovery.probe` if a replica does not answer.
     """
     from loadgen.servers.discovery import probe
@@ -590,10 +590,11 @@ def truncation_advice(facts: ServerFacts, max_prompt: int) -> str:
 
 
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
-    """Yield a pair for each request of the plan: its prompt length and its output length in tokens.
+    """Yield the prompt length and the output length in tokens of each request of the plan.
 
-    Nothing is yielded if the output lengths are not known before the run. If prompt lengths are random, each pair has
-    the longest possible one, or 1 if this is unknown too.
+    If the arrivals are a trace and the prompts are synthetic, both lengths are those in the trace. Otherwise the prompt
+    length is that of the longest possible prompt, or 1 if this length is not known before the run. If the output
+    lengths are not known before the run, nothing is yielded.
     """
     named = plan.arrival_process
     if isinstance(named, arrival_processes.Trace) and isinstance(plan.prompt_source, workload.Synthetic):

@@ -243,9 +243,9 @@ class Sampler:
             self._read_source(name, "run", limit_s)
 
     def _read_sources(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Read these sources (default: all) at the same time, and return the values of each source by name.
+        """Read the telemetry sources in `names` at the same time, and return the values of each source by its name.
 
-        `moment` is the phase of the run, such as `idle` or `end`.
+        If `names` is empty, all sources are read. `moment` is the phase of the run, such as `idle` or `end`.
         """
         chosen = [name for name in self._sources if not names or name in names]
         if not chosen:
@@ -324,9 +324,10 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
-    """Return a dict with one entry per telemetry source, by name.
+    """Return a dict with an entry for each telemetry source. The keys are the names `server`, `gpu` and `host`.
 
-    The value is the function that opens the source, or the reason why the source is not measured."""
+    The value is a function that opens the source, or a text with the reason why the source is not measured.
+    """
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)

@@ -558,12 +558,13 @@ async def _run_with_canaries(
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
-    """Return two settings that decide when a worker may read its sockets later, to save CPU time (see ReadPacer).
+    """Return two settings of the ReadPacer of a worker, which delays reads from sockets to save CPU time.
 
     - The maximum delay of a read in seconds.
     - A share of a CPU core from 0 to 1. Reads are delayed only if the worker needs more CPU time than this share.
 
-    The settings depend on whether further requests of the `task` wait for the end of a response.
+    If requests of `task` may wait for the end of a response, the delays are shorter, because a late read would send
+    these requests late.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

@@ -226,13 +226,14 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         due_ns: int | None,
         on_sent: Callable[[int], object],
     ) -> tuple[Record, Exchange | None]:
-        """Send a request and wait for its response. Return the Record, and the Exchange (the request with its
-        response).
+        """Send `request`, wait for its response, and return the Record of the request.
 
-        If nothing was sent, the Exchange is None. `on_sent` is called with the time of sending.
+        Also return its Exchange, which contains the bytes of the request and of its response. The Exchange is None if
+        nothing was sent.
 
-        `due_ns` is the time at which a request of a session is due. Such a request already has its final id. For any
-        other request `due_ns` is None, so it is due now, and its id is assigned here.
+        - `due_ns` is the due time of a request of a session, which already has its final id. For any other request,
+          `due_ns` is None: the request is due now, and gets its id here.
+        - `on_sent` is called with the time at which the request was sent.
         """
         run = SESSION.run
         assert run is not None

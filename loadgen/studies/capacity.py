@@ -268,12 +268,14 @@ class SimulatedServer:
         return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Search for the highest rate at which the objectives are met. Return its exponent: the rate is
-        `RATE_STEP**power`.
+        """Return the largest exponent `power` with which the objectives are met at the rate `RATE_STEP**power`.
 
         The rate is in requests per second. The model is simulated at this rate, and its latencies are multiplied by
-        `slowdown` before they are compared with the objectives. The result therefore describes a server that is slower
-        than the model by this factor. Such a server meets the objectives at the rate `RATE_STEP**power / slowdown`.
+        `slowdown` before they are compared with the objectives.
+
+        A `slowdown` of 1.2 stands for a server on which everything takes 1.2 times as long as in the simulation. The
+        requests must then also arrive more slowly. Such a server therefore meets the objectives at a lower rate,
+        `RATE_STEP**power / slowdown`.
 
         The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
         PlanError if they are met at every rate up to `RATE_STEP**MAX_POWER`.
@@ -393,10 +395,14 @@ def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, ex
 
 
 def add_interval(result: CapacityOption, server: SimulatedServer, per_s: float, met: ObjectivesMet) -> None:
-    """Set the intervals of an option with equal replicas: the fields whose names end in `_low` and `_high`.
+    """Set the intervals of the option `result`: its fields whose names end in `_low` and `_high`.
 
-    The fields are the rate of one replica and the number of GPUs. The ends of an interval are the values for a server
-    that is faster or slower than predicted by the factor `1 + step_error`.
+    Predicted times may be wrong by the factor `1 + step_error`. One end of each interval is therefore the value for a
+    server that is faster than predicted by this factor, and the other end is the value for a server that is slower by
+    this factor.
+
+    There is an interval for the rate of one replica, and one for the number of GPUs that `per_s` requests per second
+    need. All replicas of the option are equal.
     """
     assert result.replica_per_s
     power = round(math.log(result.replica_per_s, RATE_STEP))

@@ -252,12 +252,14 @@ def formula_curve(
 def _separate_curve(
     deployment: Deployment, load: Load, memory_fraction: float, objectives: Sequence[Objective]
 ) -> LoadCurve:
-    """Return the load curve of one decode worker and the prefill workers that it needs.
+    """Return the load curve of one decode worker, together with the prefill workers that it needs.
 
-    A load curve contains mean latencies and rates for each number in `load.in_flight`, which counts only requests that
-    decode. A prompt waits for a prefill worker as in a queue with constant service times (M/D/1): the busier the
-    prefill workers, the longer the wait. They are assumed to be busy for the largest share of the time with which the
-    mean wait meets the objectives. This share is at least MIN_BUSY_SHARE and at most BUSY_SHARE.
+    The curve contains mean latencies and rates for each number in `load.in_flight`. This number counts only the
+    requests that decode.
+
+    Prompts wait in a queue for a prefill worker. The mean wait is that of a queue with constant service times (M/D/1):
+    the busier the prefill workers, the longer the wait. The prefill workers are assumed to be as busy as the objectives
+    permit. The share of the time for which they are busy is at least MIN_BUSY_SHARE and at most BUSY_SHARE.
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)

@@ -18,7 +18,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, TENSORRT_LLM, E
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """The abilities of an inference engine, such as pipelines or separate prefill workers."""
+    """An inference engine and the features that it supports, such as pipelines or separate prefill workers."""
 
     name: str
     title: str

@@ -672,14 +672,15 @@ def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
 
 
 def _decode_work(run: ObservedRun) -> tuple[list[list[float]], list[float]]:
-    """Return the engine's work while each request was decoded, and the decoding time of each request in s.
+    """Return the engine's work during the decoding of each request, and the decoding times in s.
 
-    The work is one row of four counts per request. The counts include the tokens of all requests that the engine
-    handled during this time:
+    The decoding of a request lasts from its first token to its last. A request without measured decoding, such as one
+    with a single token, is left out. During the decoding of one request, the engine also works on other requests. The
+    work therefore covers all requests. It is a row of four numbers:
 
-    - steps.
-    - output tokens.
-    - prompt tokens.
+    - steps of the engine.
+    - generated tokens.
+    - computed prompt tokens.
     - context tokens that the steps read.
     """
     at_s, owner_column, count = run.tokens.T

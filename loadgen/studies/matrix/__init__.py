@@ -669,7 +669,10 @@ def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
 
 
 def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each mistake of a workload, including mistakes in the plan of its runs."""
+    """Yield a message for each mistake in `workload`, which contains the settings of one workload of the matrix.
+
+    These settings are also checked together with the run settings of the matrix, as they will be used in a run.
+    """
     name = workload.get("name")
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         yield f"workloads: each workload needs a name such as burst, not {name!r}"

@@ -155,7 +155,10 @@ class Sweep:
 
     @property
     def journal_plan(self) -> dict[str, Any]:
-        """Values that must not change when the sweep is resumed, as the first line of the journal stores them."""
+        """The settings of the sweep, as the first line of the journal stores them.
+
+        They must not change when the sweep is resumed.
+        """
         plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
         if plan["seed_choice"] == "fixed":  # journals of older versions have no such field
             del plan["seed_choice"]

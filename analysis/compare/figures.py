@@ -8,7 +8,7 @@ The verdict on each figure is better, worse, no difference or inconclusive. Ther
 
 Two runs of one server always differ a little by chance. A latency or a throughput is reported as better or worse only
 if this variation between runs cannot explain the difference between A and B. The variation is assumed to be at most
-RUN_VARIATION, or more if the runs themselves show more. The confidence interval of the difference allows for it.
+RUN_VARIATION, or more if the runs themselves show more. The confidence intervals allow for this variation.
 """
 
 from __future__ import annotations

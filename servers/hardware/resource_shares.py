@@ -2,9 +2,8 @@
 
 The share of a resource is the time that would be saved if this resource were infinitely fast. This saving depends on
 the speed of the other resources. For example, compute and memory work at the same time. If both take equally long, a
-faster memory alone saves nothing. It saves time only after compute has become faster too. The share of a resource is
-therefore a mean: all resources become infinitely fast one after the other, and the mean is taken over all possible
-orders (the Shapley value).
+faster memory alone saves nothing. It saves time only after compute has become faster too. The share is therefore the
+mean saving over all orders in which the resources can become infinitely fast, one after the other (the Shapley value).
 
 Some time remains even if all resources are infinitely fast. This time is the latency: kernel launches, the start of
 transfers, waits, and the work of the engine itself.

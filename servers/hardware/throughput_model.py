@@ -5,7 +5,7 @@ loadgen/servers/simulated/closed_loop.py replays the closed loop request by requ
 
 Each step decodes one token for every running request. Some steps also compute prompts (Orca, OSDI 2022; Sarathi, arXiv
 2308.16369). In a closed loop, a new request replaces each request that ends. While one request decodes its output
-tokens, all other requests in flight end about once, and the prompts of their replacements must be computed:
+tokens, each of the other requests in flight ends about once, and the prompt of its replacement must be computed:
 
     prompts = interference * (in flight - 1) / output tokens
     TPOT    = (1 - prompts) * decode step + prompts * step with a prompt

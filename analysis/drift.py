@@ -194,12 +194,12 @@ def _score_variance(values: Floats, detrended: Floats) -> float:
 
     The function first computes the variance for independent values. Neighbouring values may be correlated. n correlated
     values contain only as much information as a smaller number m of independent values, so the function multiplies the
-    variance by n / m. This factor is that of a first-order autoregressive process.
+    variance by n / m. This factor is computed for a first-order autoregressive process.
 
-    The factor depends on the correlation of neighbouring values, which is estimated from the ranks of `detrended`. This
-    argument contains the values without their trend. The estimate is too low for a short series, so the function
-    corrects it (Kendall, "Note on bias in the estimation of autocorrelation", 1954). A negative correlation counts as
-    0, because it would narrow the interval.
+    The factor depends on the correlation of neighbouring values, which is estimated from the ranks of `detrended`, the
+    values without their trend. The estimate is too low for a short series, so the function corrects it (Kendall, "Note
+    on bias in the estimation of autocorrelation", 1954). A negative correlation counts as 0, because it would narrow
+    the interval.
     """
     count = len(values)
     _, ties = np.unique(values, return_counts=True)

@@ -98,8 +98,8 @@ class Dealer:
     def spare(self, replica: int, spare: int) -> int:
         """Return how many of a worker's spare connections lead to the replica with the index `replica`, but at least 1.
 
-        `spare` is the number of the worker's spare connections to all replicas together. Each of the worker's first
-        `spare` requests stands for one connection, which leads to the replica of this request.
+        `spare` is the number of the worker's spare connections to all replicas together. They are divided among the
+        replicas in the proportion in which the replicas receive the worker's first `spare` requests.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))

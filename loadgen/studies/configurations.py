@@ -140,10 +140,11 @@ class SearchSpace:
 
     @property
     def assumptions(self) -> dict[str, float | int | str]:
-        """The assumptions about serving that the user set, by the name of the option with underscores.
+        """The assumptions about serving that the user set, as a mapping from option names to values.
 
-        The options are `cache_hit_rate`, `chunked_prefill`, `step_tokens` and `acceptance`. The last one is the
-        probability that a drafted token is accepted, so it is omitted if no configuration drafts tokens.
+        The names are `cache_hit_rate`, `chunked_prefill`, `step_tokens` and `acceptance`. Options that the user did not
+        set are omitted. `acceptance` is the probability that a drafted token is accepted. It is also omitted if no
+        configuration drafts tokens.
         """
         values: dict[str, float | int | str | None] = {
             "cache_hit_rate": self.cache_hit_rate or None,

@@ -577,10 +577,12 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Set the start from which the token times of `job` are counted to the arrival of its request.
+        """Count the token times of `job` from the time at which its request arrived, according to the kernel's
+        timestamp.
 
-        The arrival is the kernel's timestamp of the request. If this timestamp is not available before the first token
-        is due, the start is the time at which this process read the request.
+        If this timestamp is not available before the first token is due, the token times are counted from the time at
+        which this process read the request. If the request had to wait for its admission, they are counted from the
+        admission.
         """
         line = self._line
         stamps = self._server.stamps

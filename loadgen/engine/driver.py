@@ -289,7 +289,7 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Check the connections of the requests that will be sent next, and close those that the server has already
+        """Check the connections of the requests that will be sent next. Close each connection that the server has
         closed.
 
         Return the requests whose connections were closed.

@@ -80,8 +80,8 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
 def lower_priority() -> None:
     """Give this process the lowest priority, so that it gets CPU time only when no other process needs a core.
 
-    On Linux, all processes in the autogroup of its session get the lowest priority too. This process must therefore
-    have a session of its own. Its disk accesses also get the lowest priority, because of the policy SCHED_IDLE.
+    On Linux, all processes in the autogroup of its session get the lowest priority too. This process must therefore run
+    in a separate session. Its disk accesses also get the lowest priority, because of the policy SCHED_IDLE.
     """
     os.nice(NICE_LOWEST)
     if sys.platform != "linux":

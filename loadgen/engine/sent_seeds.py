@@ -25,7 +25,7 @@ MAX_SEEDS = 2_000
 
 
 def note_seed(url: str, model: str, seed: int) -> str:
-    """Record that a run is about to send the prompts of `seed` to the server at `url`.
+    """Record that a run is about to send the prompts generated from `seed` to the server at `url`.
 
     If an earlier run has already sent these prompts for this `model` to this server, return the time of that run (RFC
     3339, UTC). Otherwise return an empty string. Only runs of the same user on this machine are known.

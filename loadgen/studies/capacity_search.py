@@ -5,8 +5,8 @@ A configuration is a GPU type, an engine, and the way in which the engine uses t
 1. List the configurations that the engines can run.
 2. Exclude every configuration that does not fit into memory, that needs more GPUs than --max-gpus, or that misses an
    objective even at the physical limit of its GPUs.
-3. Predict the cost of each remaining configuration with a formula. Exclude every configuration that misses an objective
-   or --max-gpus by this formula.
+3. Predict the cost of each remaining configuration with a formula. Exclude every configuration that, by this formula,
+   misses an objective or needs more GPUs than --max-gpus.
 4. Simulate the remaining configurations, beginning with the cheapest. The simulated configurations are the options of
    the result. For the Pareto set, the configurations that are best by formula are also simulated at other loads.
 

@@ -135,9 +135,9 @@ class Stream:
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Return the events of the tokens that are due, and the number of these tokens.
 
-        This method is the fault hook of streams without a fault in which some tokens have no event. For a stream
-        without a hook, StreamSender would send an empty chunk in place of each missing event. An empty chunk ends the
-        HTTP body.
+        A fault hook is a function that decides which events of a stream are sent. This method is a fault hook that
+        sends all events. It is used for streams in which some tokens have no event. Without a hook, StreamSender would
+        send an empty chunk for such a token, and an empty chunk ends the HTTP body.
         """
         return self.events(first, tokens), tokens
 

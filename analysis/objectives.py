@@ -340,9 +340,8 @@ def _request_bound(text: str) -> Objective:
 def _similar_bound(text: str) -> str:
     """Return the end of an error message, such as `; did you mean ttft?`, or an empty string if there is no suggestion.
 
-    `text` is the name in a bound of --goodput, and is not the name of a latency. The suggestion is a latency with a
-    similar name. If `text` is a bound as vLLM writes it, such as `ttft:500`, the suggestion is this bound as loadgen
-    writes it, `'ttft < 500ms'`.
+    `text` is the name in a bound of --goodput, but no latency has this name. The suggestion is a latency with a similar
+    name. For `ttft:500`, a bound as vLLM writes it, the suggestion is `'ttft < 500ms'`.
     """
     from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
     name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)

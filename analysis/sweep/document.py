@@ -288,8 +288,8 @@ def terminal_document(sweep: SweepResult) -> Document:
 def _verdict_title(sweep: SweepResult) -> str:
     """Return the heading of the column with the verdict on each step of the sweep.
 
-    If the sweep has no objectives, the verdict says whether the server kept up. For a fixed list of loads without
-    objectives, there are only remarks.
+    The heading is `objectives` for a sweep with objectives. Without objectives, a verdict says whether the server kept
+    up, and the heading is `the server`. A fixed list of loads without objectives has no verdicts, only `remarks`.
     """
     if sweep.objectives:
         return "objectives"

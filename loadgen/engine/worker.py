@@ -563,8 +563,8 @@ def _read_policy(task: WorkerTask) -> tuple[float, float]:
     - The maximum delay of a read in seconds.
     - A share of a CPU core from 0 to 1. Reads are delayed only if the worker needs more CPU time than this share.
 
-    If requests of `task` may wait for the end of a response, the delays are shorter, because a late read would send
-    these requests late.
+    If requests of `task` may wait for the end of a response, the maximum delay is short, because a late read would
+    delay these requests too.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

@@ -40,7 +40,7 @@ def select_addresses(target: Target) -> Target:
     """Connect to each address of `target`, and return the target with only the addresses that the run uses.
 
     The run uses the addresses that accept a connection. If both IPv4 and IPv6 addresses accept one, only those of the
-    same IP version as the first are used.
+    same IP version as the first of them are used.
 
     The target is returned unchanged if it has only one address, or if no address accepts a connection. If no address
     accepts a connection, the requests of the run fail later and record the error.

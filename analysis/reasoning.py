@@ -89,12 +89,15 @@ def reasoning_phases(frame: Frame) -> Phases:
     """
     shape = (3, len(frame))
     reasoning, answer = Phase(*np.full(shape, np.nan)), Phase(*np.full(shape, np.nan))
+    if "reasoning_chunks" not in frame.marks:  # No response begins with reasoning.
+        return Phases(reasoning, answer)
     boundary = frame.mark("reasoning_chunks")
     reported = frame.mark("reasoning_tokens")
+    chunk_counts = frame.chunk_counts
     spread = frame.has_basis("spread", "without_text")
     for rows, chunks in frame.blocks():
         indices = np.flatnonzero(~np.isnan(boundary[rows])) + rows.start
-        indices = indices[frame.chunk_counts[indices] > 0]
+        indices = indices[chunk_counts[indices] > 0]
         if len(indices) == 0:
             continue
         instants_ns = frame.chunk_ns[chunks]

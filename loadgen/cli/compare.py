@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from loadgen.analysis.fast_sorting import import_numpy
 from loadgen.cli.command_help import SEPARATOR
 from loadgen.cli.options import fraction
 from loadgen.cli.output import Inconclusive, InconclusiveAs, print_document, print_error, should_print, verdicts_code
@@ -69,6 +70,7 @@ def compare(
     2 not a run, or unequal work; 4 a --fail-if condition is met; 6 the runs do not show whether a --fail-if condition
     is met.
     """
+    import_numpy()
     from loadgen.analysis.compare.gates import parse_gates
     from loadgen.analysis.objectives import ObjectiveError
 

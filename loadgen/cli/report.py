@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
+from loadgen.analysis.fast_sorting import import_numpy
 from loadgen.cli.output import (
     Assertions,
     Confidence,
@@ -74,6 +75,7 @@ def report(
     apply too: 1 requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the limit; 6
     an --assert with --confidence is inconclusive; 130 interrupted or in progress.
     """
+    import_numpy()
     from loadgen.studies.sweep.result import is_sweep
 
     are_sweeps = any(map(is_sweep, runs))

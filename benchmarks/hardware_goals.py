@@ -294,14 +294,16 @@ def _validation_row(key: tuple[str, ...], compared: list[tuple[bench.Point, str]
     return [*key, str(measurements), f"{p50:.3f}", f"{p90:.3f}", sources, *covered]
 
 
-def settings_of(point: bench.Point) -> tuple[str, str, str, str]:
-    """Return the format, TP, EP and number of attention groups of a point with a case `MODEL FORMAT LOAD`.
+def settings_of(point: bench.Point) -> tuple[str, ...]:
+    """Return the values of the columns COVERED for a point with a case `MODEL FORMAT LOAD`.
 
-    The load of a mixture of experts begins with `EP 2, attention DP 1`.
+    The load ends in `512/128, 64 in flight` or `512/128, batch 64`: tokens per prompt and per response, and requests in
+    flight. The load of a mixture of experts begins with `EP 2, attention DP 1`.
     """
-    groups = re.match(r"\S+ (\S+) (?:EP (\d+), attention DP (\d+) )?", point.case)
+    case = re.compile(r"\S+ (\S+) (?:EP (\d+), attention DP (\d+) )?(\d+)/(\d+), (?:batch )?(\d+)")
+    groups = case.match(point.case)
     assert groups
-    return groups[1], str(point.tp), groups[2] or "1", groups[3] or "1"
+    return groups[1], str(point.tp), groups[2] or "1", groups[3] or "1", *groups.group(4, 5, 6)
 
 
 def _by_size(text: str) -> tuple[int, str]:
@@ -316,8 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"generate {TABLE.name}")
     options = parser.parse_args(arguments)
     if options.write:
+        table = [COLUMNS, *validation_rows()]
         with TABLE.open("w", encoding="utf-8", newline="") as lines:
-            csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *validation_rows()])
+            csv.writer(lines, lineterminator="\n").writerows(table)
         return 0
     rows = published_closed_loops(options.measured) if options.measured else bench.read_rows("closed_loops")
     print(f"{'':44} {'rows':>6} {'median':>7} {'p90':>7} {'mean':>7} {'bias':>7}")

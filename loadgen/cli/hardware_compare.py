@@ -93,7 +93,7 @@ def compare(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Explain the speed-up from one GPU to the next as a product of factors.
+    """Explain the speed-up from one GPU to the next, factor by factor.
 
     The factors are compute rate, number format, memory bandwidth, memory capacity, links, kernel launches, software and
     number of GPUs. They are applied one after the other, and the product of their gains is the whole speed-up. Exit

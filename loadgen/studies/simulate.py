@@ -60,7 +60,14 @@ from loadgen.servers.hardware import DEFAULT_FORMAT, SCALINGS, HardwareError, gp
 from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
 from loadgen.servers.hardware.technology import refuse_unused_networks
-from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracies, describe, has_unmeasured_options
+from loadgen.servers.hardware.validation import (
+    TRANSFERRED,
+    Accuracy,
+    PredictedLoad,
+    accuracies,
+    describe,
+    has_unmeasured_options,
+)
 from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
@@ -79,7 +86,7 @@ from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import Conversation, Session
 from loadgen.workloads.token_counter import approximate
 from loadgen.workloads.workload import Prompts, WorkloadSpec
-from loadgen.workloads.workload_facts import workload_facts
+from loadgen.workloads.workload_facts import length_facts, workload_facts
 
 DEFAULT_GPU = "A800"
 DEFAULT_MODEL = "llama-2-7b"
@@ -504,7 +511,8 @@ def _twin_accuracy(
     if elsewhere and deployment is not None:
         if vintage != CURRENT or has_unmeasured_options(deployment) or _shares_prefixes(plan):
             return "not validated"
-        known = accuracies(deployment, [f"{TRANSFERRED} {figure}" for figure in LATENCIES])
+        figures = [f"{TRANSFERRED} {figure}" for figure in LATENCIES]
+        known = accuracies(deployment, figures, load=_predicted_load(plan))
         return f"twin of another server, {describe(dict(zip(LATENCIES, known.values(), strict=True)))}"
     errors = [f"{name.upper()} {percent(twin.residual[name])}" for name in ("ttft", "tpot") if name in twin.residual]
     return f"fit off by {', '.join(errors)}" if errors else "not validated"
@@ -590,10 +598,37 @@ def model_accuracy(
     - Prefill and decode have separate workers (`workers`).
     - The user has changed a setting of the engine, such as `--kv-tokens` (`changed_settings`).
     - `deployment` has an option that was never measured (see `has_unmeasured_options`).
+    - The load of `plan` is far outside of the measured loads, such as Poisson arrivals. The result then contains the
+      errors under the measured loads.
     """
     if vintage != CURRENT or deployment.framework.name.lower() != server or _shares_prefixes(plan):
         return dict.fromkeys(LATENCIES, Accuracy(validated=False))
-    return accuracies(deployment, LATENCIES, separate_workers=workers is not None, changed_settings=changed_settings)
+    return accuracies(
+        deployment,
+        LATENCIES,
+        load=_predicted_load(plan),
+        separate_workers=workers is not None,
+        changed_settings=changed_settings,
+    )
+
+
+def _predicted_load(plan: Plan) -> PredictedLoad:
+    """Return the properties of a plan's load that decide whether similar loads were compared with measurements.
+
+    If the plan has classes of traffic, only their arrivals are considered. Lengths in a file are not read.
+    """
+    if plan.traffic:
+        plans = [traffic_class.plan for traffic_class in traffic_classes(plan)]
+        closed = not any(part.arrival_process.facts.open_loop for part in plans)
+        return PredictedLoad(None, None, None, closed)
+    facts = plan.arrival_process.facts
+    own_lengths = workload_facts(plan.workload).has_own_lengths
+    return PredictedLoad(
+        None if own_lengths else length_facts(plan.input_tokens).mean,
+        length_facts(plan.output_tokens).mean,
+        facts.clients or None,
+        closed_loop=not facts.open_loop,
+    )
 
 
 def _shares_prefixes(plan: Plan) -> bool:

@@ -33,7 +33,7 @@ from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.hardware.technology import refuse_unused_networks, scaling_changes
 from loadgen.servers.hardware.throughput_model import MEMORY_FRACTION, Load, decode_step_parts, formula_times
-from loadgen.servers.hardware.validation import Accuracy, accuracies, speed_up_accuracy
+from loadgen.servers.hardware.validation import Accuracy, PredictedLoad, accuracies, speed_up_accuracy
 
 MOST_IN_FLIGHT = 1024
 """Maximum requests in flight on a replica if their number is not given: the default of vLLM (`max_num_seqs`)."""
@@ -66,6 +66,11 @@ class ServingState:
     replicas: int
     in_flight: int  # On each replica
 
+    @property
+    def predicted_load(self) -> PredictedLoad:
+        """The load of one replica, for the accuracy of the prediction."""
+        return PredictedLoad(self.load.prompt_tokens, self.load.output_tokens, self.in_flight)
+
 
 def dissect_serving(
     uses: Sequence[ServedBy], model: str, prompt_tokens: int, output_tokens: int, file: Path | None = None
@@ -96,7 +101,7 @@ def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
     """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)
-    return speed_up_accuracy(before.deployment, after.deployment)
+    return speed_up_accuracy(before.deployment, after.deployment, before.predicted_load)
 
 
 def serving_speed(state: ServingState) -> float:
@@ -125,7 +130,7 @@ def _state(use: ServedBy, model: str, load: Load, file: Path | None) -> ServingS
 
 def _compared(use: ServedBy, state: ServingState, name: str) -> ComparedGpu:
     deployment = state.deployment
-    accuracy = accuracies(deployment)["TPOT"]
+    accuracy = accuracies(deployment, load=state.predicted_load)["TPOT"]
     seconds = decode_step_parts(deployment, replace(state.load, in_flight=state.in_flight), MEMORY_FRACTION)
     running = state.in_flight * state.replicas
     lowered = use.in_flight is not None and running < use.in_flight

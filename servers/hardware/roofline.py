@@ -39,7 +39,7 @@ from loadgen.servers.hardware.throughput_model import (
     formula_times,
     limit_times,
 )
-from loadgen.servers.hardware.validation import Accuracy, accuracies, changed_settings
+from loadgen.servers.hardware.validation import Accuracy, PredictedLoad, accuracies, changed_settings
 
 DEFAULT_FRAMEWORK = "vLLM"
 ALL_REDUCED_GEMMS = ("attention output", "down")
@@ -197,7 +197,11 @@ def compute_limits(
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, deployment.prompt_parts(load.prompt_tokens)[0], int(best.running)),
-        accuracy=accuracies(deployment, changed_settings=changed_settings(deployment, load, memory_fraction)),
+        accuracy=accuracies(
+            deployment,
+            load=PredictedLoad(load.prompt_tokens, load.output_tokens, load.in_flight),
+            changed_settings=changed_settings(deployment, load, memory_fraction),
+        ),
         curve=_curve(deployment, load, memory_fraction, replicas, expect),
         gpu_changes=deployment.gpu.changes,
     )

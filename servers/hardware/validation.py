@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, framework, gpu, number_format
@@ -18,9 +18,13 @@ from loadgen.servers.hardware.throughput_model import DEFAULT_ROUNDS, MEMORY_FRA
 from loadgen.servers.hardware.training import TrainingSetup
 
 TABLE = FOLDER / "validation.csv"
-COVERED = ("formats", "tp", "ep", "dp_attention")
+COVERED = ("formats", "tp", "ep", "dp_attention", "input", "output", "in_flight")
 """Columns with the values of the compared runs, separated by spaces: number formats of the weights, GPUs per layer,
-expert groups and attention groups. They are empty for kernels, training and speed-ups."""
+expert groups, attention groups, tokens per prompt, tokens per response and requests in flight. They are empty for
+kernels, training and speed-ups."""
+FAR = 2.0
+"""A load is outside of the compared runs if its tokens or its requests in flight are more than this factor above all of
+their values, or below all of them."""
 COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source", *COVERED)
 FIGURES = ("TTFT", "TPOT", "prefill", "decode step")
 """Figures of a deployment that validation.csv may contain."""
@@ -76,6 +80,44 @@ source. `with_protocol` and `mixture_loop` of benchmarks.hardware_model apply th
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedLoad:
+    """The properties of a load that are compared with those of the measured runs. None stands for an unknown value."""
+
+    prompt_tokens: float | None
+    """Mean tokens per prompt."""
+    output_tokens: float | None
+    """Mean tokens per response."""
+    in_flight: float | None
+    """Requests in flight on one replica."""
+    closed_loop: bool = True
+    """False if requests arrive at times that do not depend on responses, such as Poisson arrivals and bursts."""
+
+    def outside_of(self, covered: Mapping[str, Sequence[str]]) -> str:
+        """Return a text on properties of the compared runs that are far from those of this load, or "".
+
+        `covered` has the values of the compared runs, by column of COVERED. For example, `with at most 7,373 tokens per
+        prompt` means that all compared runs had much shorter prompts than this load.
+        """
+        properties = {
+            "input": (self.prompt_tokens, "tokens per prompt"),
+            "output": (self.output_tokens, "tokens per response"),
+            "in_flight": (self.in_flight, "requests in flight"),
+        }
+        bounds = []
+        for column, (value, unit) in properties.items():
+            measured = [int(text) for text in covered[column]]
+            if value is None or not measured:
+                continue
+            if value > FAR * max(measured):
+                bounds.append(f"at most {max(measured):,} {unit}")
+            elif value < min(measured) / FAR:
+                bounds.append(f"at least {min(measured):,} {unit}")
+        texts = [] if self.closed_loop else ["in closed loops"]
+        texts += [f"with {', '.join(bounds)}"] if bounds else []
+        return " ".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
 class Accuracy:
     """How far predictions of one figure were from measurements, for one framework, GPU and kind of model.
 
@@ -83,7 +125,11 @@ class Accuracy:
     """
 
     validated: bool
-    """False if this combination was never compared with published measurements. The other fields are then 0 or empty.
+    """True if the errors are known for predictions like this one.
+
+    False in two cases. If this combination of framework, GPU and settings was never compared with published
+    measurements, `rows` and the errors are 0. If it was compared, but only under other loads, `rows` and the errors are
+    those of these loads, and `reason` names them.
     """
     rows: int = 0
     error_p50: float = 0.0
@@ -97,8 +143,20 @@ class Accuracy:
     was no comparison for this GPU."""
 
     def __str__(self) -> str:
-        if not self.validated:
-            return f"not validated ({self.reason})" if self.reason else "not validated"
+        if self.validated:
+            return self.errors
+        if self.rows:
+            return f"{self.errors}, {self.load_text}"
+        return f"not validated ({self.reason})" if self.reason else "not validated"
+
+    @property
+    def load_text(self) -> str:
+        """Text that says that only other loads were compared, and which."""
+        return f"not validated for this load ({self.reason})"
+
+    @property
+    def errors(self) -> str:
+        """Text with the errors and the number of rows."""
         return f"{100 * self.error_p50:.0f}% (p50) and {100 * self.error_p90:.0f}% (p90) off in {self.rows:,} rows"
 
 
@@ -106,6 +164,7 @@ def accuracies(
     deployment: Deployment,
     figures: Sequence[str] = FIGURES,
     *,
+    load: PredictedLoad | None = None,
     separate_workers: bool = False,
     changed_settings: Collection[str] = (),
 ) -> dict[str, Accuracy]:
@@ -121,6 +180,8 @@ def accuracies(
     - The number format of `deployment` was not measured.
     - The TP, the EP or the number of attention groups is below or above all measured values.
     - An option in `changed_settings` had its default value on the measured servers.
+    - `load` is far outside of the measured loads (see `PredictedLoad.outside_of`). The result then contains the errors
+      under the measured loads. None stands for a load like the measured ones.
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}
@@ -133,8 +194,13 @@ def accuracies(
             continue
         changed = [option for option in changed_settings if option not in row.changed_options]
         limits = [*row.limits_on(deployment), *(f"with the default of {option}" for option in changed)]
-        reason = f"compared only {' and '.join(limits)}"
-        result[figure] = Accuracy(validated=False, reason=reason) if limits else row.accuracy
+        outside = load.outside_of(row.covered) if load else ""
+        if limits:
+            result[figure] = Accuracy(validated=False, reason=f"compared only {' and '.join(limits)}")
+        elif outside:
+            result[figure] = replace(row.accuracy, validated=False, reason=f"compared only {outside}")
+        else:
+            result[figure] = row.accuracy
     return result
 
 
@@ -226,40 +292,41 @@ def training_accuracy(setup: TrainingSetup) -> Accuracy:
     return Accuracy(validated=False, reason=f"compared only {', '.join(limits)}") if limits else known
 
 
-def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
+def speed_up_accuracy(before: Deployment, after: Deployment, load: PredictedLoad | None = None) -> Accuracy:
     """Return how far predictions of the speed-up from one GPU to another were from measurements.
 
     `before` and `after` are the deployments on the two GPUs. A speed-up is the ratio of the TPOT of both GPUs at the
     same load. The measurements come from servers with the same two GPUs, the same engine and the same kind of model
     (dense or mixture of experts). The result is "not validated" in two cases: the deployments differ in their engine or
-    TP, or the TPOT of one of them was never compared with measurements.
+    TP, or the TPOT of one of them was never compared with measurements under a load such as `load`.
     """
     if before.framework.name != after.framework.name or before.tensor != after.tensor:
         return Accuracy(validated=False)
-    if not _is_validated(before) or not _is_validated(after):
+    if not _is_validated(before, load) or not _is_validated(after, load):
         return Accuracy(validated=False)
     gpus = f"{before.gpu.name}{SPEED_UP_JOIN}{after.gpu.name}"
     return accuracy(after.framework.name, gpus, models_like(after), SPEED_UP)
 
 
-def _is_validated(deployment: Deployment) -> bool:
-    """Return True if times per output token of a deployment were compared with measurements."""
-    return any(figure.validated for figure in accuracies(deployment, ("TPOT", "decode step")).values())
+def _is_validated(deployment: Deployment, load: PredictedLoad | None) -> bool:
+    """Return True if times per output token of a deployment were compared with measurements under such a load."""
+    return any(figure.validated for figure in accuracies(deployment, ("TPOT", "decode step"), load=load).values())
 
 
 def describe(found: Mapping[str, Accuracy]) -> str:
     """Return a text about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
 
     `found` maps the name of each figure to its accuracy. In the example, the median error is 4% and the 90th percentile
-    is 13%, over 20 published measurements. If the measured servers had other settings than the defaults, the text names
-    these settings.
+    is 13%, over 20 published measurements. If the measured servers had other settings than the defaults, or only other
+    loads, the text names these settings and loads.
     """
-    known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
+    known = [f"{figure} {each.errors}" for figure, each in found.items() if each.rows]
     settings = dict.fromkeys(each.settings for each in found.values() if each.settings)
     known += [f"these errors are of runs with {text}" for text in settings]
+    known += dict.fromkeys(each.load_text for each in found.values() if each.rows and not each.validated)
     unknown: dict[str, list[str]] = {}
     for figure, each in found.items():
-        if not each.validated:
+        if not each.rows:
             unknown.setdefault(str(each), []).append(figure)
     return "; ".join([*known, *(f"{', '.join(figures)} {text}" for text, figures in unknown.items())])
 

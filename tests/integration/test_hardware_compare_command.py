@@ -25,9 +25,13 @@ def found(*words: str) -> dict[str, Any]:
     return answer
 
 
+MEASURED = ("--in-flight", "64", "--input", "922", "--output", "922")
+"""A load that was measured on H100 and B200."""
+
+
 def test_factors_multiply_to_the_speed_up() -> None:
     """In the JSON, as in the text, each step has its factors and the accuracy of both ends."""
-    answer = found("compare", "A100", "H100", "B200", "--model", "llama-3.1-70b", "--tp", "8", "--in-flight", "64")
+    answer = found("compare", "A100", "H100", "B200", "--model", "llama-3.1-70b", "--tp", "8", *MEASURED)
     assert [step["after"]["gpu"] for step in answer["steps"]] == ["H100 SXM", "B200 SXM"]
     for step in answer["steps"]:
         gains = [factor["gain"] for factor in step["factors"]]
@@ -59,12 +63,15 @@ def test_the_gpus_may_be_separated_by_commas() -> None:
 
 def test_the_accuracy_of_a_speed_up_is_that_of_equal_servers() -> None:
     """The compared measurements are ratios of TPOT with the same TP, load and one replica."""
-    words = ("compare", "H100", "B200", "--model", "llama-3.1-70b")
+    words = ("compare", "H100", "B200", "--model", "llama-3.1-70b", "--input", "922", "--output", "922")
     text = " ".join(hardware(*words, "--tp", "8", "--in-flight", "64").stdout.split())
     assert "the speed-up: TPOT ratio at the same TP and load " in text
     for options in (("--tp", "4,8", "--in-flight", "64"), ("--tp", "8", "--in-flight", "32,64")):
         (step,) = found(*words, *options)["steps"]
         assert step["accuracy"] == "not validated"
+    (step,) = found(*words, "--tp", "8", "--in-flight", "512")["steps"]
+    assert step["accuracy"] == "not validated"
+    assert "not validated for this load (compared only with at most 64 requests" in step["after"]["accuracy"]
 
 
 def test_kernels_of_training_and_of_experts_are_not_validated() -> None:

@@ -24,6 +24,7 @@ from loadgen.servers.hardware.validation import (
     TRAINING,
     TRANSFERRED,
     Accuracy,
+    PredictedLoad,
     _table,
     accuracies,
     accuracy,
@@ -206,12 +207,44 @@ _OTHER_TRAINING: list[dict[str, Any]] = [
 def test_engines_and_loops_with_other_settings_are_not_validated(changes: dict[str, Any]) -> None:
     """vLLM was measured with its defaults, in closed loops of ten requests per client."""
     deployment = make_deployment("H100", "llama-3.1-70b", "fp8", tensor=2)
-    load = Load(512, 128, 64)
+    load = Load(922, 922, 64)
     assert compute_limits(deployment, load).accuracy["TPOT"].validated
     assert not compute_limits(deployment, replace(load, **changes)).accuracy["TPOT"].validated
     assert not compute_limits(deployment, load, 0.95).accuracy["TPOT"].validated
     limited = replace(deployment, framework=replace(deployment.framework, chunk_tokens=512))
     assert not compute_limits(limited, load).accuracy["TPOT"].validated
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (PredictedLoad(922, 922, 64), ""),
+        (PredictedLoad(1500, 500, 120), ""),
+        (PredictedLoad(None, None, None), ""),
+        (PredictedLoad(100_000, 922, 64), "compared only with at most 922 tokens per prompt"),
+        (
+            PredictedLoad(922, 128, 1),
+            "compared only with at least 922 tokens per response, at least 4 requests in flight",
+        ),
+        (PredictedLoad(922, 922, 5000), "compared only with at most 64 requests in flight"),
+        (PredictedLoad(922, 922, None, closed_loop=False), "compared only in closed loops"),
+        (
+            PredictedLoad(9000, 922, None, closed_loop=False),
+            "compared only in closed loops with at most 922 tokens per prompt",
+        ),
+    ],
+)
+def test_loads_far_from_the_measured_ones_are_not_validated(load: PredictedLoad, reason: str) -> None:
+    """vLLM was measured on H100 with 922 + 922 and 922 + 7,373 tokens, and 4 to 64 requests in flight."""
+    deployment = make_deployment("H100", "llama-3.1-70b", "fp8", tensor=2)
+    known = accuracies(deployment, ("TTFT", "TPOT"), load=load)
+    assert [figure.validated for figure in known.values()] == [not reason] * 2
+    assert [figure.reason for figure in known.values()] == [reason] * 2
+    assert [figure.rows for figure in known.values()] == [20, 20]
+    text = describe(known)
+    assert text.count("rows") == 2
+    assert text.count(f"; not validated for this load ({reason})") == bool(reason)
+    assert accuracies(replace(deployment, tensor=1), ("TPOT",), load=load)["TPOT"].rows == 0
 
 
 def test_settings_that_the_compared_runs_changed_keep_the_statement() -> None:

@@ -110,7 +110,7 @@ def sweep(
     page: Page = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the times of a model on GPUs with another technology node, memory or network.
+    """Predict what another technology node, memory or network brings.
 
     Every node is combined with every memory and network. A cell contains a time (per output token, per prompt or per
     training step) and the largest part of this time: compute, memory, network or latency. Training uses sequence

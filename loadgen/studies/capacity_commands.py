@@ -19,7 +19,10 @@ SIMULATED_REQUESTS = 2000
 CHECKPOINT = "CHECKPOINT"
 """Stands for the weights in a command that starts a server. The user must name them: a folder or a Hugging Face id."""
 DRAFT = "DRAFT_MODEL"
-"""Stands for the model that drafts tokens, which the user must name."""
+"""Stands for the EAGLE-3 model that drafts tokens, which the user must name."""
+TGI_REQUESTS = 4096
+"""Maximum requests in flight and in the queue of TGI. The simulated TGI has no limit. By default, TGI refuses more than
+128 requests."""
 LOAD_FIELDS = (
     "endpoint",
     "workload",
@@ -179,7 +182,7 @@ def server_notes(option: CapacityOption, context: CommandContext) -> list[str]:
     if option.draft_tokens and option.engine == "tgi":
         notes.append("TGI drafts with the Medusa heads of the checkpoint, or else from repeated words.")
     elif option.draft_tokens:
-        notes.append(f"{DRAFT} stands for a draft model.")
+        notes.append(f"{DRAFT} stands for an EAGLE-3 draft model of this model.")
     if option.engine == "vllm" and space.chunked_prefill == "off":
         notes.append(
             f"vLLM computes whole prompts only if a step has room for the longest request, so --max-model-len limits "
@@ -275,7 +278,9 @@ def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Seque
         "--num-shard": option.tensor_parallel,
         "--quantize": _converted_format(option),
         "--kv-cache-dtype": "fp8_e4m3fn" if _has_fp8_cache(option, context) else None,
-        "--max-batch-prefill-tokens": context.space.step_tokens,
+        "--max-concurrent-requests": TGI_REQUESTS,
+        # The default depends on the GPU and the model.
+        "--max-batch-prefill-tokens": _step_tokens(option, context),
         "--speculate": _if_above(option.draft_tokens, 0),
     }
     return ["text-generation-launcher", *_options(options)]
@@ -287,6 +292,8 @@ def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Seq
         "enable_attention_dp: true": option.attention_parallel > 1,
         "kv_cache_config: {dtype: fp8}": _has_fp8_cache(option, context),
         "cache_transceiver_config: {backend: DEFAULT}": worker,
+        # Workers that compute prompts do not support it.
+        "disable_overlap_scheduler: true": worker == "prefill",
         f"speculative_config: {{decoding_type: Eagle, max_draft_len: {option.draft_tokens}, "
         f"speculative_model_dir: {DRAFT}}}": option.draft_tokens,
     }

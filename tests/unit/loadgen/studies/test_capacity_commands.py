@@ -138,6 +138,26 @@ def test_a_cache_that_was_simulated_in_fp8_is_an_option(engine: str, words: list
     assert words[0] not in server_words(Configuration("B200 SXM", "bf16", engine))
 
 
+def test_tgi_takes_as_many_requests_as_the_simulated_one() -> None:
+    """By default, TGI refuses more than 128 requests at a time, and its steps depend on the GPU."""
+    words = server_words(Configuration("H100 SXM", engine="tgi"))
+    assert value(words, "--max-concurrent-requests") == "4096"
+    assert value(words, "--max-batch-prefill-tokens") == "4096"
+
+
+def test_tensorrt_llm_computes_prompts_without_the_overlap_scheduler() -> None:
+    """Workers for prompts do not support it. Workers that decode keep the default."""
+    option = option_of(
+        Configuration("H100 SXM", engine="trtllm", disaggregated=True), gpus=2, prefill_workers=1, decode_workers=1
+    )
+    commands = commands_of(option, context_of(), 30.0)
+    assert (
+        "cache_transceiver_config: {backend: DEFAULT}\\ndisable_overlap_scheduler: true" in commands["prefill worker"]
+    )
+    assert "cache_transceiver_config: {backend: DEFAULT}" in commands["decode worker"]
+    assert "overlap" not in commands["decode worker"]
+
+
 def test_sglang_drafts_a_chain_of_tokens() -> None:
     """SGLang needs the number of steps, one branch per step, and one token more to verify."""
     words = server_words(Configuration("H100 SXM", engine="sglang", draft_tokens=3))
@@ -178,7 +198,7 @@ def test_sglang_drafts_a_chain_of_tokens() -> None:
             "off",
             [
                 "bf16.",
-                "DRAFT_MODEL stands for a draft model.",
+                "DRAFT_MODEL stands for an EAGLE-3 draft model of this model.",
                 "lacks --step-tokens 4096: SGLang cannot be started this way.",
             ],
         ),

@@ -115,7 +115,8 @@ def test_options_keep_their_configuration() -> None:
         ),
         (
             Configuration("H100 SXM", "int4", "tgi", 2),
-            "text-generation-launcher --model-id CHECKPOINT --num-shard 2",
+            "text-generation-launcher --model-id CHECKPOINT --num-shard 2 --max-concurrent-requests 4096 "
+            "--max-batch-prefill-tokens 4096",
         ),
         (
             Configuration("H100 SXM", "bf16", "trtllm", 4, 2, 2),

@@ -108,10 +108,11 @@ def typeset_minus(text: str) -> str:
 
 
 def relative_change(ratio: float, *, as_factor: bool | None = None) -> str:
-    """Format the ratio of two values as a change in percent, such as `+3.2%`, or as a factor, such as `6.30x`.
+    """Format `ratio`, the ratio of two values, as a change such as `+3.2%`, or as a factor such as `6.30x`.
 
-    By default, a ratio of FACTOR_MIN or more becomes a factor, because a change of more than 100% is hard to read. With
-    `as_factor`, the caller decides. For example, an interval is formatted like the value in the interval.
+    A ratio of FACTOR_MIN or more is formatted as a factor, because a change of more than 100% is hard to read. If
+    `as_factor` is True or False, this argument decides instead. A caller can thus format the ends of an interval in the
+    same way as the value between them.
     """
     if ratio >= FACTOR_MIN if as_factor is None else as_factor:
         return f"{significant(ratio)}x"

@@ -71,7 +71,11 @@ def refuses_http1(error: Exception) -> bool:
 
 
 def speaks_http2(url: str, access: Access) -> bool:
-    """Connect to the server, and return True if it answers the beginning of an HTTP/2 connection in HTTP/2."""
+    """Connect to the server at `url`, and return True if the server speaks HTTP/2.
+
+    The function begins an HTTP/2 connection, and checks that the first bytes of the server are an HTTP/2 settings
+    frame.
+    """
     received = b""
     with contextlib.suppress(OSError), _connect(url, access) as sock:
         sock.sendall(PREFACE)

@@ -97,11 +97,10 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A token counter that uses another route of the server, which does not run the model. None if there is no such
-        route.
+        """A token counter that uses a route of the server for plain text. None if the server has no such route.
 
-        Its counts leave out the tokens that the endpoint of the run adds to a prompt, such as those of the chat
-        template. This counter is needed only if `generates` is True.
+        This counter does not run the model. Its counts do not include the tokens that the endpoint of the run adds to a
+        prompt, such as those of a chat template. The counter is needed only if `generates` is True.
         """
 
 

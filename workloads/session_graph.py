@@ -344,10 +344,13 @@ def _agent_of(
 
 
 def _context_of(draft: DraftNode, edges: Sequence[Edge], numbers: Mapping[str, int], path: object) -> int | None:
-    """Return the index of the request whose conversation the request `draft` continues, or None for a fresh prompt.
+    """Return the index of the earlier request whose conversation `draft` continues. None if `draft` begins a new
+    conversation.
 
-    `edges` contains the requests that `draft` waits for, and `numbers` maps their names to indices. `path` is the file
-    in error messages. Raises WorkloadError if `draft` does not wait for the end of the request that it continues.
+    `draft` and the earlier request belong to one session. `edges` contains the requests that `draft` waits for, and
+    `numbers` maps the names of these requests to indices. `path` is the file in error messages.
+
+    Raises WorkloadError if `draft` does not wait for the end of the earlier request.
     """
     if draft.history == "fresh":
         return None

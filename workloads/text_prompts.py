@@ -236,12 +236,12 @@ def _is_from_file(prompts: Prompts) -> bool:
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
-    """Generate the requests of a run without sending them, so that `prompts.prompt` is called for every text of the
-    run.
+    """Generate all requests of a run in advance, so that `prompts.prompt` is called for the text of each prompt.
 
-    Callers replace `prompts.prompt` by a function that records the lengths of the texts. `limit` is the maximum number
-    of requests, or of sessions if the run consists of sessions. None means no limit. The warm-up requests are generated
-    in addition.
+    Callers replace `prompts.prompt` by a function that only records the length of the text. No request is sent.
+
+    `limit` is the maximum number of requests, or of sessions if the workload consists of sessions. None means no limit.
+    The warm-up requests do not count towards this limit, and are always generated.
     """
     if prompts.has_graphs:
         for done, graph in enumerate(islice(prompts.graphs(once=True), limit), 1):

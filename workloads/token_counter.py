@@ -1,24 +1,24 @@
-"""Chooses how the tokens of a text are counted before the text is sent.
+"""Chooses how the tokens of a text are counted, before the text is sent.
 
-With the following methods, generated prompts have exactly the requested lengths:
+There are three exact methods. With them, generated prompts have exactly the requested lengths:
 
-    tokenizer              The user names a tokenizer file. Its count is compared with the server's count, and corrected
-                           by the tokens that the server adds.
-    server                 A route of the server counts the tokens of a prompt without running it.
-    server, plus endpoint  A route of the server counts the tokens of plain text without running it. The tokens that the
-                           endpoint adds, such as those of a chat template, are measured.
+- The user names a tokenizer file. The tokens that the server adds to a prompt, such as those of a chat template, are
+  measured and added to the count.
+- The server has a route that counts the tokens of a prompt without running the model.
+- The server has a route that counts the tokens of plain text. The tokens that the server adds to a prompt are measured
+  and added to the count.
 
-If none of these methods is available, lengths are estimated. Each estimate is based on an assumption, which is shown
-with every result:
+If no exact method is available, lengths are estimated in one of three ways. The assumption is shown with every result:
 
-    server       The server runs short requests (samples). Their token counts show which words are one token each. A
-                 prompt of these words is assumed to have one token per word.
-    tokenizer    The tokens that the server adds are unknown, and assumed to be those that the tokenizer file adds.
-    approximate  Six letters, three digits or one other character are assumed to be one token.
+- `server`: the server runs short requests (samples). Their token counts show which words are one token each. A prompt
+  of these words is assumed to have one token per word.
+- `tokenizer`: the tokenizer file counts the tokens. The server is assumed to add only the tokens that the file itself
+  adds.
+- `approximate`: six letters, three digits or one other character are assumed to be one token.
 
-The user may choose a `CountingMethod`. By default, estimates use samples (`server`). If too few words of one token are
-found, or if the server does not report token counts, lengths are `approximate`. With `exact`, an error is raised
-instead of an estimate.
+The user may choose a `CountingMethod`. By default, estimates use the tokenizer file if there is one, otherwise samples
+(`server`). If the samples show too few words of one token, or if the server does not report token counts, lengths are
+`approximate`. With `exact`, an error is raised instead of an estimate.
 """
 
 from __future__ import annotations

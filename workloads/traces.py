@@ -186,16 +186,15 @@ def _first_timestamps(file: TextIO) -> list[float]:
 
 
 def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, source: str = "trace") -> None:
-    """Raise WorkloadError if the timestamps are probably not in `unit`, so that the user must state the unit.
+    """Raise WorkloadError if `timestamps` are probably not in `unit`, the usual unit of the file format `layout`.
 
-    `unit` is the unit that the file format `layout` defines. It is probably wrong in two cases:
+    The hint of the error tells the user to state the unit. The error is raised in two cases:
 
-    - In this unit, the mean rate of requests is outside PLAUSIBLE_PER_S.
-    - `unit` is milliseconds, but some timestamps have fractions. In addition, the mean rate would be plausible if the
-      timestamps were seconds.
+    - With this unit, the mean rate of requests is outside PLAUSIBLE_PER_S.
+    - The unit is milliseconds, some timestamps have fractions, and the mean rate would also be plausible with seconds.
 
-    `path` is the file with the timestamps. `source` is the word before the file in the hint: `trace` or `sessions`, as
-    in `trace:FILE,unit=s`.
+    `path` is the file with the timestamps. `source` is the workload in the hint: `trace`, as in `trace:FILE,unit=s`, or
+    `sessions`.
     """
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:

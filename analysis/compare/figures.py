@@ -153,10 +153,10 @@ class ComparedFigure:
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
-        """Convert a relative difference of B from A to the corresponding value of `effect`.
+        """Convert a relative difference to the scale of `effect`, on which the difference between A and B is tested.
 
-        The result is `log(1 + relative)`. If the figure has no ratio (for example, a share), the result is `relative`
-        itself. The method `relative` computes the inverse.
+        The argument `relative` is, for example, 0.05 if B is 5% larger than A. The result is `log(1 + relative)`, which
+        is the logarithm of B / A. For a figure without a ratio, such as a share, the argument is returned unchanged.
         """
         if self.ratio is None:
             return relative

@@ -233,16 +233,16 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 
 
 def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float:
-    """Return the standard deviation of `log(t_B / t_A)` over pieces of the runs A and B.
+    """Return by how much the speed of the server varies between the runs A and B, as a standard deviation.
 
-    Each run is divided into PIECES pieces. A piece is the same share of the work in both runs. It takes the time t_A in
-    run A and t_B in run B. If `shift` is True, one change of pace is removed first (see `_change_of_pace`).
+    Both runs are divided into PIECES pieces. A piece is the same share of the work in both runs, and takes the time t_A
+    in run A and t_B in run B. The result is the standard deviation of `log(t_B / t_A)` over the pieces.
 
-    The standard deviation is estimated several times: for single pieces, and for groups of neighbouring pieces
-    (LEVELS). The estimate for groups is converted to one for single pieces. The largest estimate is returned.
-
-    Return NaN if a run has too few chunks or engine steps. Return infinity if too few pieces have a positive duration
-    in both runs.
+    - The standard deviation is computed for single pieces, and for groups of 2 and 4 neighbouring pieces (LEVELS). The
+      values for groups are converted to single pieces. The largest value is returned.
+    - If `shift` is True, one change of pace is removed first (see `_change_of_pace`).
+    - The result is NaN if a run has too few chunks or engine steps. The result is infinity if too few pieces have a
+      positive duration in both runs.
     """
     steps_min = STEPS_MIN_WITH_SHIFT if shift else STEPS_MIN
     for run in (a, b):

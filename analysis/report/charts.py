@@ -255,15 +255,16 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return the value that the text `value` stands for in a chart definition.
+    """Return the value that the placeholder `value` in the definition of a chart stands for.
 
-    - `$x` stands for a column of the chart's data for the run, and `$x,y` for the rows of two columns.
-    - `@run` stands for the colour of the run, and `@quiet` for a colour of the palette. `@run:2e` adds an opacity.
+    - `$x` stands for the column `x` of the chart's data for the run. `$x,y` stands for rows of two columns.
+    - `@run` stands for the colour of the run. The name of a colour stands for this colour of the palette, for example
+      `@quiet`. A hexadecimal number after a colon is the opacity, as in `@run:2e`.
     - `@dash` stands for the line style of the run.
-    - In any other text, `@xunit` and `@yunit` are replaced by the units of the axes. `@name` is replaced by the name of
-      the run if the chart shows several runs (`several`), and otherwise removed.
+    - Any other text is returned after two replacements. `@xunit` and `@yunit` become the units of the axes. `@name`
+      becomes the name of the run, or is removed if the chart shows a single run (`several` is False).
 
-    `drawn` contains the id of the chart and the scales of its axes.
+    `drawn` contains the id of the chart and the scales of the axes.
     """
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]

@@ -398,10 +398,10 @@ def _unknown_durations(summary: Summary) -> int:
 
 
 def _audio_sentence(summary: Summary) -> str:
-    """Return a sentence about the lengths of the recordings or audio responses of a run.
+    """Return a sentence about the lengths of recordings (for transcriptions) or of audio responses.
 
-    If the length of some of them is unknown, the sentence says how many. Otherwise the sentence says that lengths are
-    not compared, because audio has no tokens.
+    If some of these lengths are unknown, the sentence says how many. Otherwise, the sentence says that lengths are not
+    compared with the requested ones, because audio has no tokens.
     """
     unknown = _unknown_durations(summary)
     if not unknown:

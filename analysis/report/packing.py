@@ -1,4 +1,4 @@
-"""Packs large parts of a page as text. The script gunzip.js unpacks them in the browser."""
+"""Packs large parts of an HTML page as compressed text. In the browser, the script gunzip.js unpacks this text."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def _link(name: str, probe: LinkProbe) -> Link:
 
 
 def _gpu(limits: DeviceLimits) -> Gpu:
-    """Return the GPU of the hardware model that has these limits.
+    """Return a description of the device with the limits `limits`, as a `Gpu` for the prediction of times.
 
-    If the limits come from a data sheet, this is the GPU of the data sheet. If they were measured, it is an invented
-    GPU with one streaming multiprocessor (SM) that reaches the measured limits.
+    If the limits come from a data sheet, the result is the GPU of this data sheet. If the limits were measured, the
+    result is an imaginary GPU that reaches exactly these limits. It has a single streaming multiprocessor (SM).
     """
     if limits.source == DATA_SHEET:
         return gpu(limits.device)

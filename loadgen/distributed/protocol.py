@@ -378,10 +378,11 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start the Locust process of this command. Yield the command's end of the socket between the two processes.
+    """Start a Locust process for this loadgen command, and yield the socket over which the command talks to this
+    process.
 
-    `role` is the role of the command. The master listens at `host` and `port`, and a worker machine connects to them.
-    The Locust process ends when the context ends, and also if the command is killed.
+    `role` states whether the process is the Locust master or a Locust worker. The master listens at `host` and `port`,
+    and a worker connects to this address. The process ends when the context ends, and also if the command is killed.
     """
     ours, theirs = socket.socketpair()
     command = own_process("loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno()))

@@ -226,10 +226,11 @@ class LiveCounters(Structure):
             setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Update `first_sent_ns` and `last_end_ns`, the first send and the last end of all requests, with one more
-        request.
+        """Extend the time span from the first send to the last end of all requests, so that it includes further
+        requests.
 
-        This request was sent at `sent_ns` and ended at `end_ns`. All times are in ns from the start of the run.
+        `sent_ns` is the first send of the further requests, and `end_ns` is their last end. Both times are in ns from
+        the start of the run.
         """
         self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
         self.last_end_ns = max(self.last_end_ns, end_ns)

@@ -610,9 +610,13 @@ class Driver:
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _on_node(self, slot: ScheduledRequest, progress: SessionProgress, record: Record, answer: str) -> None:
-        """After a request of a graph was recorded, schedule the requests that wait for it.
+        """Schedule the next requests of a session after its request `slot` has ended.
 
-        If the request failed, the requests that can no longer become due are recorded as not sent.
+        - If the request was complete, the requests that wait for its response are scheduled.
+        - Otherwise, the requests that can no longer become due are recorded as not sent.
+
+        `progress` is the progress of the session, `record` is the Record of the request, and `answer` is the response.
+        If no request of the session is left, the session ends.
         """
         assert isinstance(self._following, GraphRequests)
         now_ns = self._clock.now_ns() - self._recorder.start_ns

@@ -217,7 +217,11 @@ class LiveTarget(msgspec.Struct):
         return session.shifted(ids[0] - first_id_of(session))
 
     def with_model(self, request: Request) -> Request:
-        """Return a session's request unchanged, or with a model if the plan splits sessions over models."""
+        """Return the request with a randomly chosen model, if the plan distributes requests over several models.
+
+        Without such a plan, or if the request names a model itself, the request is returned unchanged. Requests of
+        the same session get the same model.
+        """
         mix = self.plan.model_mix
         return request if mix is None else mix.with_model(self.plan.seed, request)
 
@@ -480,10 +484,13 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return the number of samples of each metric that were added before a time span began.
+        """Return, for each metric, the number of samples that were added before the time span `span`.
 
-        A caller leaves out this number of samples to get the figures of the time span. `span` is `last` (the last
-        LAST_S seconds), `level` (since the number of users last changed) or `run` (the whole run).
+        The caller skips these samples, so that only the samples of the time span are left. `span` is one of these:
+
+        - `last`: the last LAST_S seconds.
+        - `level`: the time since the number of users last changed.
+        - `run`: the whole run. All numbers are then 0.
         """
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))

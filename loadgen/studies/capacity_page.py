@@ -112,7 +112,7 @@ def capacity_document(report: CapacityReport) -> Document:
 
 
 def _gpu_order(options: Sequence[CapacityOption], points: Sequence[ParetoPoint]) -> list[str]:
-    """Return each GPU type on the page once. The types of the best options come first."""
+    """Return the names of the GPU types in `options`, followed by the further GPU types in `points`."""
     return list(dict.fromkeys([option.gpu for option in options] + [point.option.gpu for point in points]))
 
 

@@ -588,18 +588,20 @@ def model_accuracy(
     workers: WorkerPools | None = None,
     changed_settings: Sequence[str] = (),
 ) -> dict[str, Accuracy]:
-    """Return by how much latencies that are simulated for the engine `server` differ from published measurements.
+    """Return the errors of simulated latencies: by how much they differ from published measurements of the engine
+    `server`.
 
-    The errors come from validation.csv. They are known only for the current generations of vLLM and SGLang, and only
-    for closed loops whose prompts share no prefixes. The result is "not validated" in these cases:
+    The errors come from validation.csv. A latency is "not validated" if no similar server was measured, or in one of
+    these cases:
 
-    - The engine is another one, or its generation (`vintage`) is not the current one.
+    - The generation of the engine (`vintage`) is not the current one.
     - The prompts of `plan` share prefixes.
     - Prefill and decode have separate workers (`workers`).
-    - The user has changed a setting of the engine, such as `--kv-tokens` (`changed_settings`).
+    - The user has changed a setting of the engine that was not changed in the measurements (`changed_settings`), such
+      as `--kv-tokens`.
     - `deployment` has an option that was never measured (see `has_unmeasured_options`).
-    - The load of `plan` is far outside of the measured loads, such as Poisson arrivals. The result then contains the
-      errors under the measured loads.
+    - The load of `plan` is far outside of the measured loads, such as Poisson arrivals. The result then still contains
+      the errors under the measured loads.
     """
     if vintage != CURRENT or deployment.framework.name.lower() != server or _shares_prefixes(plan):
         return dict.fromkeys(LATENCIES, Accuracy(validated=False))

@@ -1,4 +1,7 @@
-"""Counts the tokens of whole requests (`requests:FILE`) for a run in virtual time, where no server counts them."""
+"""Counts the tokens of whole requests (`requests:FILE`) for a run in virtual time.
+
+In virtual time, no request is sent, so no server counts the tokens.
+"""
 
 from __future__ import annotations
 

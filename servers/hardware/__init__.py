@@ -84,7 +84,10 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between GPUs: a row of links.csv. Each rate is the rate of one GPU."""
+    """A type of link between GPUs, such as NVLink 4, from a row of links.csv.
+
+    `bytes_per_s` is the rate at which one GPU sends.
+    """
 
     name: str
     bytes_per_s: float  # In one direction

@@ -51,8 +51,9 @@ class StepSequences:
 
     @property
     def outputs(self) -> Any:
-        """Number of tokens for which the output head computes logits: one per prompt, and all new tokens of decoding
-        sequences.
+        """Number of tokens for which the output head computes logits in this step.
+
+        A prompt needs logits for one token. A decoding sequence needs logits for each of its `queries` new tokens.
         """
         return self.prompts + self.decoding * self.queries
 

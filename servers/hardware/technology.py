@@ -76,7 +76,10 @@ class NetworkGeneration:
 
 @dataclass(frozen=True, slots=True)
 class ScaledGpu:
-    """A hypothetical GPU that was derived from another GPU, with the changes and their limits."""
+    """A hypothetical GPU: a real GPU with another technology node, memory or network.
+
+    `changes` lists the figures that differ from those of the real GPU.
+    """
 
     gpu: Gpu
     changes: Sequence[Change] = ()

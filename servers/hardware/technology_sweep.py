@@ -1,5 +1,6 @@
-"""Predicts the times of a model on hypothetical GPUs: every technology node with every memory and every network.
+"""Predicts how fast a model runs on hypothetical GPUs, for example the time per output token.
 
+The user chooses several technology nodes, memories and networks. There is one hypothetical GPU for each combination.
 `loadgen hardware sweep` prints the results.
 """
 

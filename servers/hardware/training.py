@@ -312,7 +312,7 @@ def replicas_in_one_machine(training: TrainingSetup) -> bool:
 
 
 def sends_in_machine(training: TrainingSetup) -> bool:
-    """Return True if GPUs of a machine exchange data in a training job, over the link within the machine."""
+    """Return True if the GPUs within a machine exchange data in a training job."""
     return training.tensor > 1 or replicas_in_one_machine(training)
 
 

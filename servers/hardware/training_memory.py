@@ -1,17 +1,17 @@
-"""Predicts the peak memory of one training step in plain PyTorch by counting its tensors.
+"""Predicts the peak memory of one training step in plain PyTorch, by adding up the sizes of all tensors.
 
-No constant is fitted to measurements. The counted model is the Llama of `loadgen.dissect.models.llama`. All values have
-the number format of the run. The prediction includes:
+No constant is fitted to measurements. The model is the Llama of `loadgen.dissect.models.llama`, trained in a single
+number format. These tensors are counted:
 
-- embedding, output head and loss.
-- Adam with two moments.
-- the tensors that autograd saves for each operator.
+- the weights, including the embedding and the output head.
+- the gradients, and the two moments of Adam.
+- the tensors that autograd saves for the backward pass, and those of the loss.
 
-ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its shard of the weights, and
-also a full copy of each layer until the backward pass of this layer.
+ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device stores a part (shard) of all
+weights. Until the backward pass of a layer, the device also stores all weights of this layer.
 
-The memory of Megatron-LM is predicted by `loadgen.servers.hardware.training`. Like arXiv 2205.05198, that module counts
-only the layers, in mixed precision.
+Another module, `loadgen.servers.hardware.training`, predicts the memory of Megatron-LM. Like arXiv 2205.05198, that
+module counts only the layers, in mixed precision.
 """
 
 from __future__ import annotations

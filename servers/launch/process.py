@@ -201,11 +201,14 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
-    """Return the environment variables with which `server` can serve a ladder model (see `servers.ladder`).
+    """Return the environment variables with which `server` can serve a ladder model.
 
-    `command` describes how the server is started. The result is a PYTHONPATH that contains the server's plugin for
-    ladder models. Raises LaunchError if the server has no such plugin, because it would silently serve the weights as a
-    standard model.
+    A ladder model has a special architecture (see `servers.ladder`), for which the server needs a plugin. The result is
+    a PYTHONPATH that contains the folder of this plugin. The folder is stated in `command`, which describes how the
+    server is started.
+
+    Raises LaunchError if the server has no such plugin. Without the plugin, the server would serve the weights as a
+    standard model, without an error.
     """
     if not command.ladder:
         able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)

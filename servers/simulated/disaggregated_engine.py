@@ -187,10 +187,10 @@ class DisaggregatedEngine:
         self._starts[self._numbers_of[worker]] = start_ns
 
     def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
-        """Send the KV cache of each job whose prompt has been computed to a decode worker.
+        """Pass on jobs whose prompts have just been computed: their KV caches are sent to a decode worker.
 
-        `ended` contains the token times of these jobs on their prefill worker. A job with a single token needs no
-        decode worker and is finished. Only the token times of such jobs are yielded.
+        `ended` contains the token times of these jobs on their prefill worker. A job with a single output token is
+        already finished, and needs no decode worker. The token times of such jobs are yielded.
         """
         for times in ended:
             job: Job = times.job.owner

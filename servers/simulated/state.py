@@ -242,11 +242,11 @@ class ServerState:
         rows: slice = slice(None),
         without: Collection[str] = (),
     ) -> bytes:
-        """Render metrics of this server in the Prometheus text format.
+        """Return metrics of this server in the Prometheus text format.
 
-        `rows` selects rows of the CSV file with the backend's metrics. Metrics whose names are in `without` are left
-        out. The values come from the method `figures` and from `extra`. `prefix` and `labels` are added to every
-        metric.
+        The backend has a CSV file with one row per metric. `rows` selects some of these rows. `without` contains the
+        names of metrics to leave out. The values come from the method `figures` and from `extra`. Each name begins with
+        `prefix`, and each metric has the labels `labels`.
         """
         shown = [row for row in self._metric_rows[rows] if row["name"] not in without]
         return exposition(prefix, labels, shown, {**self.figures(), **(extra or {})}).encode()

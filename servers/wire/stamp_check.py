@@ -72,11 +72,13 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return the arrival times of several responses, after replacing times that fail the check `in_order`.
+    """Return the arrival times of several responses. Impossible times are replaced (see `in_order`).
 
-    The times come from `source`. If the times of a response fail the check, the fallback of the source is tried, then
-    the fallback of the fallback, and so on. The response gets the times of the first source that passes the check, or
-    those of the last source if none passes. The arguments and the result are those of `source.instants_batch`.
+    The times come from `source`, which may have a fallback: another source of timestamps. If the times of a response
+    are impossible, the times from the fallback are used. If these times are impossible too, the fallback of the
+    fallback is used, and so on. The times of the last source are used without a check.
+
+    The parameters and the result have the form that `TimestampSource.instants_batch` defines.
     """
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):

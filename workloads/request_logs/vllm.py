@@ -116,10 +116,10 @@ def _lines(path: Path, notes: LogNotes | None = None) -> Iterator[_Line]:
 
 
 def _store_outputs(path: Path, outputs: RowStore) -> None:
-    """Store the length of each logged response in `outputs`, under the id of the request.
+    """Read the log `path`, and store the length of each logged response in `outputs`, under the id of the request.
 
-    The stored text is the number of tokens, such as `128`. If the log does not show this number, it is a quote (`'`)
-    and the text of the response.
+    Lengths are stored as text. The text is a number of tokens, such as `128`. If the log does not show the number of
+    tokens, the stored text is the character `'` and then the response itself, such as `'Hello`.
     """
     pieces: Counter[str] = Counter()
     """Number of tokens in the pieces of streamed responses that are not complete yet, by id."""

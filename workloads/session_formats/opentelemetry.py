@@ -129,11 +129,14 @@ def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
 
 
 def recorded_sessions(path: Path, others: Counter[str] | None = None) -> Iterator[tuple[str, list[RecordedCall]]]:
-    """Yield the name and the requests of each session in the file `path`, in order of the sessions' start times.
+    """Yield each session in the file `path`: its name and its requests to models. The sessions are in order of start
+    time.
 
-    The file contains spans. A span is a recorded operation, such as a request to a model or a call of a tool. Spans of
-    other operations than requests, agents and tools are ignored. If `others` is given, the ignored spans are counted
-    there by the name of their operation. Raises WorkloadError if a span is invalid or occurs twice.
+    The file contains spans. A span is a recorded operation: a request to a model, the run of an agent, or a tool call,
+    for example. Spans of other operations are ignored. The counter `others` counts the ignored spans by the name of
+    their operation.
+
+    Raises WorkloadError if a span is invalid or occurs twice.
     """
     with row_store() as traces:
         for line, text in file_lines(path):

@@ -2,9 +2,9 @@
 
 Two terms are specific to a matrix:
 
-- A *cell* is one server on one host with one model under one workload. The report compares cells with each other.
-- A *start* is one launch of a server, which serves the runs of its cells and is then stopped. Runs of one start share a
-  warm server.
+- A *cell* is one combination: one server on one host with one model under one workload. The report compares cells.
+- A *start* is one launch of a server on one host with one model. The runs of all workloads follow one another on this
+  warm server, which is then stopped.
 
 This package consists of these modules:
 
@@ -15,20 +15,21 @@ This package consists of these modules:
 
 The repeats of a cell are spread over several rounds. The field `starts` of the plan is the number of rounds.
 
-- A round starts every server on every host once, in random order.
-- A start executes the runs of all its workloads in random order.
-- With two or more rounds, a drift over hours affects all cells alike. With one round, only effects within a start
-  average out (randomised blocks: Montgomery, "Design and Analysis of Experiments", chapter 4).
-- A sweep is measured once, in the first round, because a sweep has several runs and a confidence interval.
+- A round has one start for every combination of server, host and model. The order of the starts is random.
+- Within a start, the order of the workloads is random.
+- With two or more rounds, a slow drift of the machines affects all cells alike. With one round, only changes within a
+  start average out. This is a randomised block design (Montgomery, "Design and Analysis of Experiments", chapter 4).
+- A sweep is measured once, in the first round, because a sweep consists of several runs and has a confidence interval.
 - The setting `equal_work` names a server. This server comes first in each round, because the other servers must
-  produce its output lengths.
+  generate responses of the same lengths.
 
-The state of a matrix is stored in its files. A repeat is finished if the footer of its run file does not say
-"interrupted", or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:
+The state of a matrix is stored in its files. A repeat is finished if its run file has a footer that does not say
+"interrupted", or if its sweep has ended. The file `matrix.jsonl` contains what the run files do not show. Lines are
+appended to it, and never change:
 
     {"type": "plan", "plan": {...}, ...}                         the first line.
-    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  a server is ready.
-    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run begins; place 0: first of its start.
+    {"type": "up", "start": 3, "seconds": 41.2, "facts": {...}}  the server of start 3 is ready.
+    {"type": "begin", "cell": {...}, "repeat": 1, "start": 3, "place": 0}   a run begins, the first one of start 3.
     {"type": "end", "cell": {...}, "repeat": 1, "seconds": 18.4}
     {"type": "failure", "cell": {...}, "repeat": 1, "kind": "LaunchError", "reason": "...", "hint": "...", "log": "..."}
     {"type": "down", "start": 3}, {"type": "resumed", ...}, {"type": "interrupted", ...}

@@ -130,9 +130,11 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
     """Return the plan with new numbers of clients for the classes of traffic that are closed loops.
 
-    `clients` maps the name of each of these classes to its number of clients. If the classes share a number of clients
-    in `plan`, they have separate numbers in the result. Each worker needs at least one client of every closed loop, so
-    the number of workers is limited to the smallest number of clients.
+    `clients` maps the name of each of these classes to its new number of clients. In the result, each class has a
+    separate number, even if the classes divide a common number among them in `plan`.
+
+    The number of workers is reduced to the smallest number of clients if necessary, because each worker needs at least
+    one client of every closed loop.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

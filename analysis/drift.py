@@ -66,9 +66,10 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
-    """Return the values of an objective's figure in consecutive time windows of the run.
+    """Return the values of a figure in consecutive time windows of the run. The figure is the one that `objective`
+    limits.
 
-    If the run is too short for a drift, return the reason as a text.
+    If the run is too short, return a text with the reason why a drift cannot be measured.
     """
     span_ns = loaded_span_ns(frame)
     is_latency = objective.figure in LATENCIES
@@ -153,16 +154,18 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
 
 
 def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tuple[float, float] | None:
-    """Return the first time window in which a figure exceeds the drift that an objective allows.
+    """Return the first time window in which a figure has changed more than `objective` allows, or None.
 
-    The result is the start and the end of this window, in seconds. It is None if there is no such window, even if the
-    `drift` of the whole run is too large.
-
-    The figure must be beyond its limit in LASTING_WINDOWS windows in a row. The limit is computed from three values:
+    The result is the start and the end of this window, in seconds. `series` contains the values of the figure, and
+    `drift` is the measured drift. The figure must be beyond its limit in LASTING_WINDOWS windows in a row. The limit is
+    computed from three values:
 
     - The median of the figure over the first FIRST_WINDOWS windows.
     - The allowed change over the duration of the run. The objective states it per hour, as a share of `drift.level`.
     - A margin for noise.
+
+    The result may be None even if `drift` is too large, because the figure may never have been beyond the limit for so
+    long.
     """
     values, _ = _known_windows(series)
     allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)

@@ -103,7 +103,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def typeset_minus(text: str) -> str:
-    """Replace hyphens before numbers by minus signs, for pages."""
+    """Return `text` with minus signs instead of hyphens before numbers, for HTML pages."""
     return re.sub(r"(?<!\w)-(?=\d)", MINUS, text)
 
 

@@ -109,14 +109,14 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return how far `bounds` must be relaxed so that the share `share` of the requests, such as 0.99, meets them.
+    """Return by which factor `bounds` must be multiplied so that the share `share` of the requests meets them.
 
-    The result contains the smallest factor at which enough requests meet the bounds, and the bounds times this factor.
-    A factor below 1 means that the bounds could even be stricter.
+    `share` is a number such as 0.99. The result contains the smallest such factor, and the multiplied bounds. A factor
+    below 1 means that the requests would meet even stricter bounds.
 
-    `ordered` contains one number per request, in ascending order: the smallest factor at which this request meets the
-    bounds (see `bound_scale`). Return None if this number is infinite for too many requests, for example because they
-    are not complete.
+    `ordered` contains one number per request, in ascending order: the smallest factor at which this single request
+    meets the bounds (see `bound_scale`). This number is infinite for requests that are not complete. Return None if it
+    is infinite for too many requests, or if there are no requests.
     """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):

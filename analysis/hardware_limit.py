@@ -199,16 +199,16 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 
 
 def _hardware(run: Run) -> _Hardware | None:
-    """Return the GPUs and the model of a run, or None if they are unknown.
+    """Return the GPUs and the model of a run, or None if the GPUs are unknown.
 
-    A simulated server states them. For a real server, the GPUs come from `--gpu-model` or from the telemetry of the
-    GPUs. They count as unknown in these cases:
+    For a simulated server, the header of the run states them. For a real server, the GPUs come from `--gpu-model`, or
+    else from the telemetry of the GPUs. The GPUs also count as unknown in these cases:
 
     - The value of `--gpu-model` is not valid.
     - According to the telemetry, the GPUs in use are of different models.
     - A simulated server does not use all of its GPUs for one tensor-parallel group, for example because it has a
       pipeline.
-    - A simulated server drafts tokens or assumes a share of cached prompts, which saves work.
+    - A simulated server saves work, because it drafts tokens or finds prompts in a cache.
     - A file of the user describes the GPU of a simulated server.
     """
     server, plan = run.header.server, run.header.plan

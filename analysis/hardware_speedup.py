@@ -77,7 +77,10 @@ def _spent(compared: ComparedGpu) -> str:
 
 
 def _gpu_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
-    """Return the table of the compared GPUs: one column per GPU, one row per setting or speed."""
+    """Return the rows of the table of the compared GPUs. The table has one column per GPU.
+
+    The rows contain the number of GPUs, the number format, the other settings, and the speed.
+    """
     compared = [dissections[0].before, *(dissection.after for dissection in dissections)]
     return [
         ("", *(item.gpu for item in compared)),
@@ -124,9 +127,10 @@ def _kind_gain(dissection: Dissection, kind: str) -> float:
 
 
 def speedup_document(dissections: Sequence[Dissection], load: str) -> Document:
-    """Return the page of `loadgen hardware compare`.
+    """Return the page of `loadgen hardware compare`. `load` is a text that describes the load.
 
-    The page has cards, a table of the compared GPUs, and a chart and a table for each step from one GPU to the next.
+    The page compares two or more GPUs. It explains the speed-up from each GPU to the next by a chart and a table of
+    factors. It also has cards, and a table of all compared GPUs.
     """
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.status import COMPUTED

@@ -269,11 +269,11 @@ def _run_cells(run: IndexedRun, *, marks_differ: bool) -> list[TableCell]:
 
 
 def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: bool) -> list[TableCell]:
-    """Return the table cells that describe a group of runs, such as the repeats of a plan.
+    """Return the cells of the table row for a group of runs, such as the repeats of a plan.
 
-    For repeats, the cells contain the means of the figures over the runs. For other groups, the cells of the figures
-    are empty, because the runs have different loads or servers. If `marks_differ` is true, the first cell includes the
-    mark of the runs, such as SIMULATED.
+    The figures of repeats are the means over the runs. In other groups, the runs have different loads or servers, so
+    the cells of the figures are empty. With `marks_differ`, the first cell contains the mark of the runs, such as
+    SIMULATED.
     """
     summaries = [run.summary for run in runs]
     by_run = [overview_cells(summary) for summary in summaries]

@@ -1,7 +1,8 @@
-"""Describes the network between the client and the server: its round-trip time and the gateways that name themselves.
+"""Describes the network between the client and the server: its round-trip time, and the gateways on the way.
 
-TTFT includes at least one round trip: the request travels to the server, and the first token travels back. Reports
-therefore show the round-trip time next to TTFT. It is never subtracted, because users wait for it too.
+Gateways are recognised by the headers that they add to responses. TTFT includes at least one round trip: the request
+travels to the server, and the first token travels back. Reports therefore show the round-trip time next to TTFT. It is
+never subtracted from TTFT, because users wait for it too.
 """
 
 from __future__ import annotations

@@ -64,9 +64,10 @@ def unanswered(frame: Frame) -> Booleans:
 
 
 def find_answered(frame: Frame, share_interval: Callable[[int, int], tuple[float, float]]) -> Answered | None:
-    """Return how many complete responses reach an answer, or None if none of them begins with reasoning.
+    """Return how many complete responses reach an answer. All others end during their reasoning.
 
-    `share_interval` returns the 95% interval of a share, from its numerator and denominator.
+    Return None if no response begins with reasoning. `share_interval` is a function that takes a numerator and a
+    denominator, and returns the 95% interval of this share.
     """
     complete = frame.measured & frame.complete
     if not (complete & ~np.isnan(frame.mark("reasoning_chunks"))).any():

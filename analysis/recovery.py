@@ -91,9 +91,10 @@ class _Figure(msgspec.Struct, frozen=True):
 
 
 def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> list[CommandEffect]:
-    """Return the effect of each command of a run (--at), in order of time.
+    """Return one CommandEffect for each command that ran during `run` (--at), in order of time.
 
-    An effect states how the server recovered after the command. `bounds` are the bounds of --goodput.
+    The CommandEffect states how each figure of the run recovered after its command. `frame` contains the requests of
+    the run, and `bounds` are the bounds of --goodput.
     """
     records = sorted(run.commands, key=lambda record: record.at_ns)
     if not records:

@@ -130,8 +130,9 @@ def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slo
     - The two replicas were chosen as the fastest and the slowest of all, so the p-value is multiplied by the number of
       pairs of replicas (Bonferroni).
 
-    This comparison is not possible if too few requests of the two replicas had equal loads. The loads of the replicas
-    then differed during almost the whole run. Random differences in load do not last so long, so the result is True.
+    A special case is that too few requests of the two replicas had equal loads. In this case, TTFTs cannot be compared.
+    The result is then True, because the loads of the replicas differed during almost the whole run. Random differences
+    would not last so long, so one replica must be slower.
     """
     from scipy.stats import rankdata, t
 

@@ -142,10 +142,10 @@ def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, Window
 
 
 def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
-    """Return the changes of the level of one figure over time.
+    """Return the changes of the level of one figure during the run.
 
-    `figure` is the name of the figure, and `series` contains its values. A change is omitted if the levels before and
-    after it differ by less than the share MIN_CHANGE of the higher level.
+    `figure` is the name of the figure, and `series` contains its values over time. Small changes are left out: the
+    levels before and after a change must differ by at least the share MIN_CHANGE of the higher level.
     """
     known = np.flatnonzero(~np.isnan(series.values))
     values = series.values[known]

@@ -194,7 +194,7 @@ def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: flo
 
 
 def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
-    """Return True if the requests of a part of the run have the figure of an objective.
+    """Return True if the requests of `part` have a value of the figure that `objective` limits.
 
     For example, requests without streamed tokens have no TPOT.
     """
@@ -213,10 +213,10 @@ def _missing_text(objective: Objective) -> str:
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
-    """Store in `verdict` the time window of the run in which a failed objective was first missed.
+    """Store in `verdict` the first time window of the run in which a failed objective was missed.
 
-    The window is stored as a pair of times (`first_bad_s`) and in the text of the verdict. It is unknown, and nothing
-    is stored, in these cases:
+    The start and the end of the window are stored in `first_bad_s`, and the text of the verdict states them. Nothing is
+    stored in these cases:
 
     - The figure of the objective is neither a latency nor a rate.
     - The run is too short for time windows.

@@ -350,14 +350,16 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
 
 
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
-    """Return how many independent samples would determine the `share`-quantile as exactly as `samples` do.
+    """Return how many independent samples would determine a quantile of `samples` as exactly as `samples` do.
 
-    `ordered` contains the samples in ascending order. Without `offsets`, the samples are independent, so the result is
-    the number of samples. With `offsets`, the samples are divided into groups, and the samples of a group may depend on
-    each other. The result is then `F * (1 - F) / variance`:
+    `share` is the share of the quantile, such as 0.5 for the median. `ordered` contains the samples in ascending order.
+    If `offsets` is None, the samples are independent, and the result is their number.
 
-    - F: the share of samples that are at most the quantile.
-    - `variance`: the variance of F, estimated from the differences between groups (`ratio_variance`).
+    Otherwise, `offsets` divides the samples into groups. Samples of a group may depend on each other. The result is
+    then `F * (1 - F) / variance`:
+
+    - `F`: the share of samples that are at most the quantile.
+    - `variance`: the variance of `F`, estimated from the differences between groups (`ratio_variance`).
 
     The source is Woodruff, "Confidence intervals for medians and other position measures", 1952.
     """
@@ -404,10 +406,13 @@ def _exceeds_share(count: int, share: float, successes: int, confidence: float =
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
-    """Return (first, probabilities): the probabilities of the values first, first + 1, ... of binomial(count, share).
+    """Return the probabilities of a binomial distribution with `count` trials that succeed with the probability
+    `share`.
 
-    Values more than 12 standard deviations from the mean are left out. To avoid underflow, the probabilities are
-    computed as logarithms, from the ratios of neighbouring values, and scaled so that their sum is 1.
+    The result is a number and an array. The number is the first value of the distribution that the array covers, and
+    entry i of the array is the probability of `first value + i`. The array leaves out values that are more than 12
+    standard deviations from the mean. To avoid underflow, the probabilities are computed as logarithms, from the ratios
+    of neighbouring values. They are then scaled so that their sum is 1.
     """
     spread = 12 * math.sqrt(count * share * (1 - share)) + 40
     first = max(0, int(count * share - spread))

@@ -1,10 +1,11 @@
-"""Chooses the measurement window: the part of a run that its figures cover.
+"""Chooses the measurement window of a run: the time interval from which the figures of the run are computed.
 
-Most runs are measured as a whole, from the first byte sent to the end of the last request. This applies to bursts,
+For most runs, this is the whole run, from the first byte sent to the end of the last request. This applies to bursts,
 closed loops, interactive users, loads whose rate changes as planned, and short runs.
 
-A plan can set a window with `window_s`. Otherwise a window is chosen only for an open loop with a constant rate that
-reached a steady state. The window excludes only the start-up phase, in which the number in flight still grows:
+A plan can set a window with `window_s`. Otherwise, a shorter window is chosen only for an open loop with a constant
+rate that reached a steady state. The window excludes only the start-up phase, in which the number of requests in flight
+still grows:
 
     in flight   |      .--~~--~---~~-.            typical number: median over the middle half of the arrivals
                 |    /|              |\\           window begins:  first time with at least 80% of this number
@@ -14,8 +15,8 @@ reached a steady state. The window excludes only the start-up phase, in which th
 The window begins no earlier than one residence time after the first request was due. The residence time is the median
 time that a request is in flight. After one residence time, responses end as often as requests arrive.
 
-The window always lasts until the last request is due, even if the number in flight falls earlier. A server that
-responds only with fast errors has a falling number in flight too, and these errors must be part of the window.
+The window always lasts until the last request is due, even if the number in flight falls earlier. For example, this
+number falls if the server begins to respond with fast errors, and these errors must be part of the window.
 
 The window is used if all of these conditions hold. Otherwise the whole run is measured.
 

@@ -643,7 +643,9 @@ class ClientHealth(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """True if the client was not the limit, so that the run is valid."""
+        """True if the client was fast enough for the load. Otherwise the figures show the client's limits, not the
+        server's.
+        """
         return self.verdict == "ok"
 
 
@@ -1052,7 +1054,7 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The recovery of one figure after a command ran (--at).
+    """How one figure recovered after a command of --at, such as a command that kills a replica.
 
     The figure is computed in short time windows before and after the command.
     """

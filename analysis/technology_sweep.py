@@ -287,10 +287,11 @@ def _page_chips(sweep: TechnologySweep) -> doc.Table:
 
 
 def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[str, Any]:
-    """Return the data of one line in the charts: the predicted times on GPUs of all technology nodes.
+    """Return the data of one line in the charts: the predicted times on a series of GPUs.
 
-    All these GPUs have the memory `memory` and the network `network`. `index` is the number of the line, which
-    determines its colour. For the first PARTS_CHARTS lines, the data also contains the parts of each time.
+    The GPUs differ in their technology node. All of them have the memory `memory` and the network `network`. `index` is
+    the number of the line, which determines its colour. For the first PARTS_CHARTS lines, the data also contains the
+    parts of each time.
     """
     from loadgen.analysis.report.charts import PALETTE
 

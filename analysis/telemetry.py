@@ -133,15 +133,15 @@ def _count_mixed_replicas(run: Run) -> int:
 def mixed_series(points: Sequence[tuple[float, float]]) -> int:
     """Return how many counters are mixed in the readings of one metric, or 0 if there is a single counter.
 
-    `points` are pairs of a time in seconds and a value. If a load balancer passes each reading to another replica, the
-    values jump between the counters of the replicas.
+    `points` contains one pair per reading: the time in seconds, and the value. Behind a load balancer, each reading may
+    come from another replica. The values then jump between the counters of the replicas.
 
     A counter never falls unless its server restarts. The function therefore divides the readings into series that never
-    fall. A reading is added to the series with the largest last value that does not exceed the reading. If there is no
+    fall. Each reading joins the series whose last value is closest to the reading without exceeding it. If there is no
     such series, the reading begins a new one.
 
-    A fall to the value of an existing series is a sign of several counters. A fall that begins a new series may be a
-    restart. The readings are mixed if one of these conditions holds:
+    A reading that is lower than the reading before is a fall. A fall that joins an existing series is a sign of several
+    counters. A fall that begins a new series may be a restart. The readings count as mixed in two cases:
 
     - There are MIN_RETURNS falls to existing series. A single one is not enough, because several restarts can cause it.
     - There are MIN_QUICK falls of any kind within QUICK_S, because no server restarts so quickly.

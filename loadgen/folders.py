@@ -183,7 +183,11 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _missing_folders(folder: Path) -> list[Path]:
-    """Return `folder` and those of its parents that do not exist, innermost first."""
+    """Return the folders that must be created so that `folder` exists: those of `folder` and its parents that are
+    missing.
+
+    The innermost folder comes first.
+    """
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 

@@ -127,9 +127,9 @@ def all_endpoints() -> Iterable[str]:
 
 
 def check_connection_use(value: Any) -> Any:
-    """Return the value of `connections` unchanged. Raises ValueError for a number.
+    """Return `value`, a value of the option --connections. Raises ValueError if it is a number.
 
-    In other load testers, an option with this name is a number of connections. The error message therefore recommends
+    Other load testers have an option --connections that takes a number. The error message therefore recommends
     --concurrency.
     """
     if str(value).isdecimal():

@@ -271,9 +271,9 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """Return the RunOption of each Plan field that has a command-line option, by field name.
+    """Return the RunOption of each field of the Plan, by field name. Fields without a command-line option are left out.
 
-    If a RunOption has no help text, the docstring of the field is filled in.
+    If a RunOption has no help text, its help text in the result is the docstring of the field.
     """
     docstrings = _docstrings(plan)
     options = {name: field.option for name, field in fields_of(plan).items() if field.option}

@@ -183,11 +183,10 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the group to which a run belongs: a matrix, a sweep or a folder of repeats.
+    """Return the group to which the folder `run` belongs, or None if there is no such group.
 
-    Only groups below `folder` count. If groups are nested, for example repeats in a matrix, the outermost one is
-    returned. Return None if the run belongs to no group. `page` is the index page, and the result contains a link
-    relative to this page.
+    A group is a matrix, a sweep or a folder of repeats below `folder`. Groups may be nested, for example repeats in a
+    matrix. The outermost group is returned. It contains a link relative to `page`, the index page.
     """
     from loadgen.analysis.index_page import RunFolder
 
@@ -275,10 +274,10 @@ def load_and_summarise(
 
 @contextmanager
 def _charts_meanwhile(run: Run, frame: Frame, *, drawn: bool) -> Iterator[Callable[[], Any]]:
-    """Compute the charts of a large run in a second process while the block of the `with` statement runs.
+    """Compute the charts of a large run in a second process, while the block of a `with` statement runs.
 
-    The `with` statement yields a function that waits for the charts and returns them. The function returns None if
-    there is no second process, for example because the run is small or `drawn` is False.
+    The `with` statement gives the block a function that waits for the charts and returns them. This function returns
+    None if there is no second process, for example because the run is small or `drawn` is False.
     """
     from loadgen.analysis.child_process import ChildProcess, can_fork
     from loadgen.analysis.report.run_document import prepare_charts
@@ -355,13 +354,13 @@ def compare_paths(
     """Compare two groups of runs, A and B. Return the comparison, the runs of A and the runs of B.
 
     - `a` and `b`: the paths of the runs of each group. A path is the folder of one run, or a folder of repeats.
-    - `unequal_hint`: the hint of the error that is raised if A and B did unequal work. None: such runs are compared
-      too.
+    - `unequal_hint`: the hint of the PlanError that is raised if A and B did unequal work. With None, there is no such
+      error.
     - `margin`: the largest relative difference that does not matter.
     - `run_variation`: the largest relative difference to expect between two runs of the same server.
     - `gates`: the conditions of --fail-if.
 
-    Raises PlanError if A and B did unequal work, and RunFileError for a path without a run.
+    Raises RunFileError for a path without a run.
     """
     from loadgen.analysis.compare import compare, read_run
 

@@ -39,9 +39,10 @@ def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def late_command(texts: tuple[str, ...], duration_s: float) -> str:
-    """Return the first text whose command would start at the end of the duration or later. Return "" if there is none.
+    """Return the first of `texts` whose command would start too late, or "" if there is no such command.
 
-    Such a command would have no effect on the run, because no requests are sent at that time.
+    `texts` are values of --at, such as `10m date`. The load ends after `duration_s` seconds. A command at this time or
+    later would have no effect on the run.
     """
     return next((text for text in texts if parse(text).at_s >= duration_s), "")
 

@@ -510,10 +510,15 @@ _NO_ROUTE: Route[int] = Route("", lambda _text, _model: {}, int)
 def open_tokenizer(
     facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
 ) -> Iterator[ServerTokenizer]:
-    """Connect to the server, and yield a tokenizer that counts prompt tokens for the endpoint of `dialect`.
+    """Connect to a server, and yield a ServerTokenizer, which counts the tokens of prompts with the server's API.
 
-    `timeout_s` is the time limit of a response in seconds. This limit applies only if the server must generate a token
-    to count the tokens of a prompt."""
+    - `facts`: the address and the properties of the server.
+    - `dialect`: the API of the endpoint to which the prompts will be sent.
+    - `timeout_s`: the time limit of a response in seconds. It applies only if the server has no API that counts tokens.
+      In this case, the prompt is sent as a request that generates a token, and the response states the number of prompt
+      tokens.
+    - `access`: the credentials for the server.
+    """
     from loadgen.servers.json_client import JsonClient
 
     def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:

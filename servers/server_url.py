@@ -79,10 +79,11 @@ def parse_server_url(text: str) -> ServerUrl:
 
 
 def _parse_unix_url(text: str) -> ServerUrl:
-    """Split the URL of a server that listens on a Unix socket, such as `unix:/run/vllm.sock:/v1/completions`.
+    """Parse the URL of a server that listens on a Unix socket, such as `unix:/run/vllm.sock:/v1/completions`.
 
-    The path of the requests follows the path of the socket after a colon. Raises ValueError for a path that no socket
-    can have."""
+    The URL consists of the path of the socket, a colon, and the path of the requests. The second path may be missing.
+    Raises ValueError if the first path cannot be that of a socket.
+    """
     address, question_mark, query = text[len(UNIX_SCHEME) :].partition("?")
     socket_path, _, http_path = address.partition(":/")
     socket_path = re.sub("^/{2,}", "/", socket_path)

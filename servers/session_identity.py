@@ -73,7 +73,7 @@ def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_header_name(name: str) -> str:
-    """Return the name of a header, or an empty name, unchanged. Raises ValueError for any other text."""
+    """Return `name`, which must be empty or the name of a header. Raises ValueError for any other text."""
     if name and not _NAME.fullmatch(name):
         raise ValueError("must be the name of a response header, such as X-Served-By")
     return name

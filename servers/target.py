@@ -99,7 +99,11 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The used and unused addresses of the server and the proxy, as stored in the header of a run file."""
+        """Facts about the connections to the server, for the header of a run file.
+
+        Normally these are the addresses that connections use, the unused addresses of the host, and the URL of the
+        proxy. If a local process translates the requests to HTTP/2, the only fact is the protocol.
+        """
         if self.translated_host:
             return {"protocol": PROTOCOL}
         unused = {"addresses_unused": dict(self.unused)} if self.unused else {}

@@ -318,9 +318,10 @@ def _line_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a Sample for the model, the headers and the expected text of `item`, a line of a file.
+    """Return the model, the headers and the expected text that a line of a file states, as fields of a Sample.
 
-    An option that the line does not state gets an empty value. Raises TypeError for a value of a wrong type.
+    `item` is the parsed line. A field that the line does not state is empty in the result. Raises TypeError for a value
+    of a wrong type.
     """
     model = item.get("model")
     headers = item.get("headers", {})

@@ -233,15 +233,18 @@ class SessionGraph(msgspec.Struct, frozen=True):
 
 
 def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> TraceSession:
-    """Check the requests of a session (`drafts`), and return the session with its requests as the nodes of a graph.
+    """Check the requests of a session, and return the session as a graph whose nodes are the requests.
 
-    Each node comes after its parents, which are the requests that it waits for. The first node is the earliest node
-    without parents. Apart from these rules, nodes keep the order of the file. Any other node without parents is due at
-    its recorded time after the start of the first node.
+    - `name` and `start_ns`: the name and the start time of the session.
+    - `drafts`: the requests in the order of the file. A request may wait for other requests, its parents.
+    - `path`: the file, for error messages.
 
-    `name` and `start_ns` are the name and the start time of the session. Raises WorkloadError for a duplicate name, a
-    missing parent, a cycle, a negative delay and a history that does not exist. The message names the file (`path`) and
-    the line.
+    The first node is the earliest request without parents. The other nodes keep the order of the file, except that each
+    node comes after its parents. If another request has no parents either, it is due at its recorded time after the
+    start of the first node.
+
+    Raises WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay and a history that does not
+    exist.
     """
     indices: dict[str, int] = {}
     for position, draft in enumerate(drafts):

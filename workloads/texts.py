@@ -339,12 +339,13 @@ class TextSurvey:
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
-        """Prepare the survey of a run that needs `texts` texts. The texts are numbered from 0.
+        """Create an empty survey for a run. The method `note` adds the prompts of the run.
 
+        - `texts` is the number of texts in the run. They have the numbers 0, 1, 2 and so on.
         - `spans` is the number of shared spans. A shared span is a text with which several prompts begin. The spans
-          have the numbers -1, -2 and so on. If `spans` is 0, no text is shared, or the number of shared spans is not
-          known yet.
-        - `complete` is False if `note` will not be called for every prompt of the run.
+          have the numbers -1, -2 and so on. With 0, the survey itself counts the shared spans of the prompts that are
+          added.
+        - `complete` is False if `note` will be called for only a part of the prompts.
         """
         self.complete = complete
         self.lengths = Counter[int]()

@@ -88,10 +88,10 @@ def workload_facts(text: str) -> WorkloadFacts:
 
 
 def length_facts(value: Any) -> LengthFacts:
-    """Return the properties of requested lengths of prompts or responses, such as their mean. No file is opened.
+    """Return properties of the length distribution `value`, such as its mean. The function opens no file.
 
-    `value` is a number of tokens, or the text of a length distribution, such as `uniform:128..384`. If this version of
-    loadgen cannot parse the text, for example because a newer version wrote it, most properties have default values.
+    `value` is the length of prompts or responses in tokens: a number, or a text such as `uniform:128..384`. A text that
+    a newer version of loadgen wrote may be unknown to this version. In this case, most properties have default values.
     """
     text = "0" if value is None else str(value)
     if text == "0":  # endpoints without a response text

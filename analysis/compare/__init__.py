@@ -209,9 +209,12 @@ def compare(
 ) -> Comparison:
     """Compare B with A. Each of A and B is a single run or a group of repeats.
 
-    `margin` is the largest difference that does not matter, and `run_variation` is the assumed maximum difference
-    between two runs of one server. Both are shares of the figure in A, such as 0.05. `gates` are the conditions of
-    --fail-if. Figures are compared even if the work is unequal. Callers must check the field `unequal` of the result.
+    - `margin`: the largest difference that does not matter.
+    - `run_variation`: the largest difference to expect between two runs of one server.
+    - `gates`: the conditions of --fail-if.
+
+    Both differences are relative to the value of the figure in A. For example, 0.05 means 5%. Figures are compared even
+    if A and B did unequal work. Callers must check the field `unequal` of the result.
     """
     cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
     a, left_out_a = _valid_runs("A", a)

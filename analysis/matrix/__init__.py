@@ -287,11 +287,14 @@ class CellRunData(NamedTuple):
 def build_cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
-    """Return the data that a matrix needs from one finished run of a cell.
+    """Return the data of one finished run that the results of a matrix need.
 
-    A server is started once for one or several runs. `start` is the number of the server start before this run, and
-    `place` is the number of earlier runs since this start. If `place` is 0, the run began on a cold server. If
-    matrix.jsonl does not contain these numbers, `start` and `place` are None.
+    A matrix starts a server for one or several runs.
+
+    - `start`: the number of the server start before this run.
+    - `place`: the number of runs between this server start and this run. With 0, the run began on a cold server.
+
+    Both are None if matrix.jsonl does not contain them.
     """
     run = CellRun(
         repeat=repeat,

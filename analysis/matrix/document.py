@@ -824,9 +824,9 @@ def _e2e_line(title: str, cell: CellSummary) -> str:
 
 
 def _cache_peak(cache: CellKvCache | None) -> str:
-    """Return the largest share of the KV cache that was in use, as text.
+    """Return a text with the largest share of the KV cache that was in use at one time.
 
-    If a server has several engines, also include the largest share of a single engine.
+    A server with several engines has several caches. The text then also states the largest share in a single engine.
     """
     if cache is None:
         return UNKNOWN

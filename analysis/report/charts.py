@@ -215,10 +215,10 @@ def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the chart `name` as a dict for `plotly.graph_objects.Figure`, in the light theme of the page.
+    """Return the chart `name` of the runs as a dict for `plotly.graph_objects.Figure`.
 
-    The title begins with the marks of simulated runs, such as SIMULATED. Raises KeyError for a name that is not in
-    CHARTS.
+    The chart has the light colours of the report page. If a run is simulated, the title begins with a mark such as
+    SIMULATED. Raises KeyError if CHARTS has no chart with this name.
     """
     chart = CHARTS[name]
     drawn = chart_spec(chart, runs)

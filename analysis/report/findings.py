@@ -821,10 +821,10 @@ def response_groups_finding(summary: Summary) -> Finding | None:
 
 
 def network_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the round-trip time and the gateways between the client and the server.
+    """Return a finding on the network between the client and the server, or None if there is nothing to report.
 
-    The finding is a warning if the network is a large part of TTFT. Return None if the round-trip time is negligible
-    and no gateway names itself.
+    The finding states the round-trip time unless it is negligible, and the gateways that name themselves. It is a
+    warning if the network is a large part of TTFT.
     """
     network = summary.network
     if network is None:

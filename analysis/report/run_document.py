@@ -330,10 +330,10 @@ def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
 
 
 def list_title(summaries: Sequence[Summary]) -> str:
-    """Return the heading of the list of findings on these runs.
+    """Return the heading of the list of findings on these runs: `Validity` or `Checks`.
 
-    The heading is `Checks` if every run is a simulation in virtual time, because the findings on such runs are not
-    about validity.
+    The heading is `Checks` if every run is a simulation in virtual time. Such runs measure nothing, so their findings
+    are not about validity.
     """
     return "Checks" if all(summary.server.virtual for summary in summaries) else "Validity"
 

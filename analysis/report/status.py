@@ -92,14 +92,18 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 
 
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
-    """Return the chip on the objectives of the runs, in a list. The list is empty if the runs have no objectives.
+    """Return a list with one chip that states whether the runs met their objectives. The list is empty without
+    objectives.
 
-    If all objectives are met, the chip states their number. If some failed, it says how many, and names them, beginning
-    with the one that was missed by the largest factor. If none failed but some are inconclusive, it names the
-    inconclusive ones instead.
+    A chip is a short text below the title of the page. This text depends on the verdicts:
 
-    If a single run has bounds on each request too (--goodput), the label of the chip says that the objectives are those
-    of the whole run.
+    - All objectives are met: their number.
+    - Some objectives failed: their number, and the names of the first few. The objective that was missed by the largest
+      factor comes first.
+    - No objective failed, but some are inconclusive: their number, and the names of the first few.
+
+    A single run may also have bounds on each request (--goodput). To distinguish the objectives from these bounds, the
+    label of the chip is then `Objectives of the run`.
     """
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:

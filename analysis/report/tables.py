@@ -140,7 +140,10 @@ def _cards(summary: Summary) -> dict[str, Card]:
 
 
 def _audio_cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards with audio figures, by short name. The dict is empty for a run without recordings and speech."""
+    """Return the cards with figures about audio, by short name.
+
+    The dict is empty if the run neither sends recordings nor receives speech.
+    """
     throughput = summary.throughput
     cards = {}
     if throughput.audio_seconds_per_s is not None:
@@ -175,11 +178,11 @@ def _goodput_card(summary: Summary) -> Card:
 
 
 def _output_card(summary: Summary) -> Card:
-    """Return the card of the output throughput over the whole run.
+    """Return the card of the output throughput. Its main figure is the throughput of the whole run.
 
-    If the throughput before the drain (the end of the run, when the last responses arrive) differs clearly, the card
-    shows it as a second figure. This figure is suitable for comparing runs of different lengths, because the drain is a
-    larger part of a short run.
+    The throughput is lower during the drain: the end of the run, when only the last responses still arrive. If the
+    throughput before the drain differs clearly, the card shows it as a second figure. The second figure is better for a
+    comparison of runs with different lengths, because the drain is a larger part of a short run.
     """
     throughput = summary.throughput
     tokens, before_drain = "", None

@@ -23,9 +23,9 @@ class CompactRecord(Record, tag_field="type", tag="request", kw_only=True, omit_
     chunk_tokens: msgspec.Raw = _EMPTY  # type: ignore[assignment]
 
     def expanded(self) -> Record:
-        """Return the Record with its chunk times and token counts as lists of integers.
+        """Return the Record, with its chunk times and its token counts decoded from JSON text to lists of integers.
 
-        Raises msgspec.ValidationError if the JSON text contains anything other than such a list.
+        Raises msgspec.ValidationError if one of these texts is not a list of integers.
         """
         values = {name: getattr(self, name) for name in _OTHER_FIELDS}
         return Record(

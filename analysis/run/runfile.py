@@ -186,8 +186,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def workloads(self) -> list[WorkloadFacts]:
-        """Properties of the workload of the run, or of each class of traffic. They follow from the values of
-        `--workload`.
+        """The properties of the workload of the run, which follow from the value of `--workload`.
+
+        A run with classes of traffic has one entry for each class. Any other run has one entry.
         """
         texts = [facts.workload for facts in self.traffic] or [str(self.plan.get("workload") or "")]
         return [workload_facts(text or "synthetic") for text in texts]
@@ -439,17 +440,17 @@ def scan(
     on_block: Callable[[Sequence[CompactRecord]], bool] | None = None,
     other_files: Sequence[Path] = (),
 ) -> Run:
-    """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
+    """Read a run, and call `on_record` with each Record. The returned Run has no Records, which saves memory.
 
     - `path`: the folder of the run, or its `run.jsonl`.
-    - `on_header`: a function that gets the header before the first Record is passed on.
-    - `on_block`: an optional function that takes a list of Records. It is much faster than `on_record`, because the
-      chunks of these Records stay JSON text. If it returns False, the Records of the list are passed to `on_record` one
-      by one. A caller that uses `on_block` must check that no request has two Records.
+    - `on_header`: a function that is called with the header, before any Record is read.
+    - `on_block`: a function that is called with a list of Records, or None. It is much faster than `on_record`, because
+      the chunks of these Records stay JSON text. If it returns False, `on_record` is called with each Record of the
+      list. A caller that uses `on_block` must check that no request has two Records.
     - `span`: the part of `run.jsonl` to read, as two byte offsets: the beginning of the first line, and the end of the
       last line (None: the end of the file). The header is read even if it is outside the span. Part files and files of
       Records (loadgen.analysis.run.record_files) are read only without a span.
-    - `other_files`: files of Records that the caller reads itself, so that this function leaves them out.
+    - `other_files`: files of Records that this function must not read, because the caller reads them.
 
     Raises RunFileError if there is no readable header.
     """

@@ -111,11 +111,16 @@ class Capacity(NamedTuple):
 
 
 class Search:
-    """Searches for the capacity between a minimum and a maximum load.
+    """Searches for the capacity of a server: the largest load at which the server meets its objectives.
 
-    `full_rate` is the full throughput in requests per second, which a pilot measures before the search with closed
-    loops of growing concurrency. None means unknown. The search assumes that the capacity is not much larger than the
-    full throughput. `predicted` is a predicted capacity, which affects the loads that are tried but not the result.
+    - `min_load` and `max_load`: the range of loads that are tried.
+    - `confidence`: the level of the confidence interval of the capacity.
+    - `precision`: the search ends when the interval is this narrow. For example, 0.1 means 10% of the capacity to each
+      side.
+    - `whole`: True if loads are whole numbers, such as numbers of clients.
+    - `predicted`: a predicted capacity, or None. It affects the loads that are tried but not the result.
+    - `full_rate`: the throughput of the fully loaded server in requests per second, or None. A pilot measures it before
+      the search, with closed loops of growing concurrency. The search assumes that the capacity is not much larger.
     """
 
     def __init__(

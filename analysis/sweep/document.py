@@ -188,7 +188,7 @@ def verdict_text(chance: float, *, overloaded: bool, objectives: bool) -> str:
 
 
 def format_chance(over: float) -> str:
-    """Format the probability `over` as a whole percentage, or as `< 1%` or `> 99%` near 0 and 1."""
+    """Return the probability `over` as a text: a whole percentage, or `< 1%` or `> 99%` for values near 0 and 1."""
     if over < 0.01:
         return "< 1%"
     return "> 99%" if over > 0.99 else f"{100 * over:.0f}%"

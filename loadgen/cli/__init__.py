@@ -105,9 +105,10 @@ class LazyCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """Write the list of commands: one line per command, with the first sentence of its docstring.
+        """Write the list of commands: one line per command, with the first sentence of its help.
 
-        The method of the base class would build the options of every command, which needs many more imports.
+        The inherited method would build the options of every command. For this purpose, it would import many more
+        modules.
         """
         width = formatter.width - 6 - max(map(len, COMMANDS))
         for heading, names in COMMAND_GROUPS.items():
@@ -175,7 +176,11 @@ def main() -> None:
 
 
 def _arguments() -> list[str]:
-    """Return the words of the command line. The two values of each option --at are joined into one word."""
+    """Return the arguments of this process, in the form in which typer can parse them.
+
+    Typer accepts one value per option, but `--at 10m date` has two. Such a pair is joined into one argument:
+    `10m date`.
+    """
     if "--at" not in sys.argv:
         return sys.argv[1:]
     from loadgen.timed_commands import join_arguments

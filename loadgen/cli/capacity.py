@@ -378,9 +378,9 @@ def plan_capacity(
 ) -> None:
     """Compute how many GPUs a load needs, and what they cost.
 
-    The GPUs meet the objectives at this load. The search combines GPU types, engines and ways to divide the model. It
-    drops combinations that do not fit into memory or that exceed the physical limit, and ranks the others by a formula.
-    The cheapest ones are simulated in virtual time with the server's scheduler. Nothing is sent. Exit codes: 0
-    computed, 2 usage error.
+    The GPUs meet the objectives at this load. The search combines GPU types, engines and ways to divide the model. Some
+    combinations are dropped at once: the model does not fit into memory, or an objective is missed even at the peak
+    rates of the GPUs' data sheets. A formula ranks the others. The cheapest ones are simulated in virtual time with the
+    server's scheduler. Nothing is sent. Exit codes: 0 computed, 2 usage error.
     """
     run_capacity(merge_settings(plan, None, settings), **shared)

@@ -1,4 +1,4 @@
-"""Errors and output that the commands of the hardware model share."""
+"""Functions that the commands of the hardware model share, for example to check options and to print results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_purpose(context: Context, purpose: str) -> None:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
+    """Return a context manager that turns a HardwareError in its block into a PlanError, which is a usage error."""
     from loadgen.servers.hardware import HardwareError
 
     try:

@@ -335,9 +335,10 @@ def _serving(options: LimitsOptions) -> Any:
 
 
 def _set_options(options: LimitsOptions, names: Iterable[str]) -> dict[str, bool]:
-    """Return a dict from the option of each field in `names` to True if its value differs from the default.
+    """Return a dict that states for some options whether the user has set them to a value other than the default.
 
-    For example, the key for the field `batch_wait` is `--batch-wait`.
+    `names` contains the fields of these options. The keys of the dict are the names of the options, for example
+    `--batch-wait` for the field `batch_wait`. A value is True if the option is set, and False if not.
     """
     defaults = {field.name: field.default for field in fields(LimitsOptions)}
     return {SWITCHES.get(name, option_name(name)): getattr(options, name) != defaults[name] for name in names}

@@ -330,7 +330,10 @@ def confidence_level(text: str | float) -> float:
 
 
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
-    """Yield the Annotated parameters of a function, which are its command-line options, as keyword-only parameters."""
+    """Yield the parameters of `function` that are command-line options, as keyword-only parameters.
+
+    A parameter is a command-line option if its type is `Annotated`.
+    """
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)

@@ -472,7 +472,7 @@ def _extra_inputs(draft: Draft, value: str) -> None:
 
 
 def _goodput(draft: Draft, value: str) -> None:
-    """Translate latency bounds in milliseconds, such as `ttft:500 tpot:50`."""
+    """Translate latency bounds of another tool in ms, such as `ttft:500 tpot:50`, to values of --goodput."""
     for bound in value.split():
         name, _, number = bound.partition(":")
         if name in LATENCY_NAMES:
@@ -710,9 +710,10 @@ def _compose_url(draft: Draft) -> None:
 
 
 def _compose_load(draft: Draft) -> None:
-    """Set the loadgen options --rate, --arrivals or --concurrency for the load of the other tool's command line.
+    """Translate the load of the other tool's command line into loadgen options, such as --rate, --arrivals or
+    --concurrency.
 
-    The load may be a rate, a profile, an arrival pattern or a ramp.
+    The command line may state the load as a rate, a profile, an arrival pattern or a ramp.
     """
     profile = draft.special.get("profile", "")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):

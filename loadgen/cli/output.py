@@ -296,10 +296,10 @@ class Output:
         return RunGroup(path, parts, {"repeats": joint, "runs": summaries}, together)
 
     def _print_failures(self, summaries: list[Summary]) -> None:
-        """Print to stderr everything that affects the exit code.
+        """Print to stderr everything in `summaries` that affects the exit code, such as failed objectives.
 
-        This method is used if --json or --quiet suppresses the text of the results. With --json, an inconclusive
-        objective is printed even if it counts as passed.
+        This method is used with --json and --quiet, which suppress the text of the results. Inconclusive objectives are
+        printed too, except with both --quiet and `--inconclusive pass`.
         """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures

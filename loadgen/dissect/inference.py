@@ -77,7 +77,10 @@ def measure_inference(spec: InferenceSpec) -> InferenceResult:
 
 
 def _measure(spec: InferenceSpec) -> InferenceResult:
-    """Measure an inference step at every batch size, in one of the processes that share the model."""
+    """Measure an inference step at every batch size of `spec`.
+
+    With tensor parallelism, several processes share the model, and each of them calls this function.
+    """
     shape = shape_of(spec.model, spec.hardware)
     torch.manual_seed(SEED)
     group = ProcessGroup(spec.link_delay_s) if spec.tensor_parallel > 1 else None
@@ -286,10 +289,10 @@ def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceL
 
 
 def _fastest_total(repeats: list[list[float]]) -> float:
-    """Return the total time of all calls in seconds, if every call took the shortest of its measured times.
+    """Return the sum of the shortest measured time of each call, in seconds.
 
-    Every repeat makes the same calls: `repeats[i][j]` is the time of call j in repeat i. If the repeats have different
-    numbers of calls after all, the additional calls of longer repeats are ignored.
+    The same calls were measured several times: `repeats[i][j]` is the time of call j in repeat i. If the repeats have
+    different numbers of calls, only the calls that every repeat has are added.
     """
     same_calls = len({*map(len, repeats)}) == 1
     return math.fsum(map(min, zip(*repeats, strict=same_calls)))

@@ -59,9 +59,9 @@ ATTENTION = "_scaled_dot_product"
 
 
 class Clock:
-    """A clock that measures how long operators take on a device.
+    """Measures how long operators take on a device.
 
-    On a CPU, the time in which the profiler itself works is left out. On a GPU, the times are CUDA events.
+    On a GPU, the times are CUDA events. On a CPU, the clock leaves out the time that the profiler itself needs.
     """
 
     def __init__(self, cuda: bool) -> None:

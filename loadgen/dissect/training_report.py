@@ -234,7 +234,7 @@ def _cards(result: TrainingResult) -> list[Card]:
 
 
 def _with_true_minus(row: TableRow) -> TableRow:
-    """Return the table row with true minus signs, for the page."""
+    """Return a copy of a table row for the page, in which negative numbers have a minus sign instead of a hyphen."""
     from msgspec.structs import replace
 
     return replace(row, cells=[replace(cell, text=typeset_minus(cell.text)) for cell in row.cells])

@@ -145,13 +145,12 @@ def run(
 
 
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the plan that the worker machines execute.
+    """Return the plan fields that the worker machines of a distributed run execute.
 
-    `header_plan` contains the fields of the plan as they are in the header of the run. It is returned unchanged if the
-    plan has no classes of traffic.
-
-    With classes of traffic, some fields in the header have the values of the first class. The worker machines also send
-    the requests of the other classes, so these fields are taken from `plan` instead.
+    `header_plan` contains the fields of `plan` for the header of the run. The result is a copy of `header_plan`, with
+    one change if the plan has classes of traffic. In this case, the fields of FIELDS_OF_CLASSES, such as `endpoint`,
+    have the values of the first class in the header. The machines send the requests of all classes, so the result has
+    the values of `plan` in these fields.
     """
     if not plan.traffic:
         return dict(header_plan)

@@ -292,11 +292,10 @@ class Exchanged(Message, frozen=True):
 
 
 class ClockSeries(Message, frozen=True):
-    """An order to exchange a series of timestamps with the worker machine `node`. They show the offset of the machine's
-    clock.
+    """A message about a series of timestamps that the master exchanges with the worker machine `node`.
 
-    The loadgen command on the master sends this order to its Locust process. When the series has ended, the Locust
-    process sends the same message back as an event.
+    The timestamps show the offset of the machine's clock. The loadgen command on the master sends this message to its
+    Locust process to start the series. The Locust process sends the message back when the series has ended.
     """
 
     node: str

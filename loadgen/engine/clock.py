@@ -82,8 +82,10 @@ class ClockPairs:
 
 
 class SystemClock:
-    """Runs callbacks of an asyncio event loop at exact times, with absolute deadlines on a single timer
-    (loadgen.servers.wire.poller)."""
+    """Runs callbacks in an asyncio event loop at exact times.
+
+    All callbacks share one timer, which is set to the absolute time of the next callback (loadgen.servers.wire.poller).
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = Timer(loop, self._run)

@@ -242,10 +242,11 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until each worker has ended, or `reached` returns True for it. `show` is called during the wait.
+    """Wait until every worker has reached a state or has ended. `reached` returns True for a worker in this state.
 
-    The first interrupt stops the workers that have not reached this state. If they still have not after another
-    `patience_s` seconds, or at the second interrupt, they are killed.
+    `show` is called again and again during the wait. At the first interrupt, the workers that have not reached the
+    state are told to stop. They are killed if they are still running `patience_s` seconds later, or at a second
+    interrupt.
     """
     handled_interrupts = 0
     limit_s = math.inf

@@ -479,14 +479,15 @@ class Driver:
     # When a request was lost on an idle connection.
 
     def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
-        """Return True if a request was lost and may be sent once more.
+        """Return True if the request `slot` was lost and may be sent once more. `exchange` is the attempt that failed.
 
         A server may close an idle connection just as a request is sent on it (RFC 9112, section 9.3.1). The request is
-        then lost: no byte of a response arrives. These requests are not sent again:
+        then lost: no byte of a response arrives. A lost request is not sent again in these cases:
 
-        - The first request of a connection. A server that closes a new connection has refused the request.
-        - A request whose connection was closed later than SEND_AGAIN_NS after the request was sent.
-        - A request that has already been sent twice.
+        - It was the first request of its connection. A server that closes a new connection has refused the request.
+        - The connection was closed more than SEND_AGAIN_NS after the request was sent.
+        - The request has already been sent twice.
+        - The run was interrupted.
         """
         if exchange.error_kind != "connect" or not slot.reused or slot.first_sent_ns is not None:
             return False
@@ -643,10 +644,11 @@ class Driver:
                 connection.close()
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """After the request `ended`, let its closed-loop client send its next request, or let it pause first.
+        """Let a closed-loop client send its next request, or let the client pause first.
 
-        `refused` is True if the next request would probably fail as well. The client pauses if the request was refused
-        within AT_ONCE_NS after it was due. Otherwise a server that refuses requests would get very many of them.
+        `ended` is the last request of this client. The client pauses if `refused` is True and `ended` was due at most
+        AT_ONCE_NS (1 s) ago. `refused` states that the next request would probably fail too if it were sent now.
+        Without pauses, a server that refuses requests would get very many of them.
         """
         if self._interrupted:
             return

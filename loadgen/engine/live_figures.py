@@ -38,7 +38,7 @@ class LatencyHistogram(Structure):
     _fields_ = [("counts", c_int32 * BUCKETS)]
 
     def add(self, latency_ns: float) -> int:
-        """Count a latency. Return the index of its bucket, which `remove` takes."""
+        """Add a latency to the histogram, and return the index of its bucket. `remove` takes this index."""
         bucket = int(log2(latency_ns / LOWEST_NS) * BUCKETS_PER_OCTAVE) if latency_ns > LOWEST_NS else 0
         if bucket >= BUCKETS:
             bucket = BUCKETS - 1
@@ -107,9 +107,10 @@ def received_bytes(exchange: Exchange) -> int:
 class TokenRate:
     """Estimates how many tokens have arrived, and how many arrive per second.
 
-    Responses are decoded only after they end, so the tokens of an unfinished response cannot be counted. The number of
-    bytes is always known. It is multiplied by the tokens per byte of the responses that have been recorded. Until a
-    response has been recorded, the tokens per byte of one unfinished response (the sample) are used.
+    The tokens of a response are counted only after the response has ended. For an unfinished response, only the number
+    of bytes is known. The number of its tokens is estimated as the bytes times the tokens per byte of the finished
+    responses. Until a response has finished, the tokens per byte come from a sample: the beginning of one unfinished
+    response.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:

@@ -490,10 +490,10 @@ def _prepare_load(
 
 
 def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
-    """Return one schedule that describes the whole run, given the schedules of its classes of traffic.
+    """Merge the schedules of a run's classes of traffic into one Schedule, for checks of the whole run.
 
-    The result is used for checks of the whole run. If there are several classes, workers do not use it, because each
-    worker has the schedule of its class. The due times are None unless every class is an open loop.
+    If there are several classes, workers do not use the result, because each worker sends the requests of one class.
+    The result has no due times if one of the classes is not an open loop.
     """
     from loadgen.engine.request_queue import Schedule
 

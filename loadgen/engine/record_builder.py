@@ -315,10 +315,10 @@ def _check_output(response: _Response, dialect: Dialect) -> None:
 
 
 def _note_server_times(response: _Response, health: Health) -> None:
-    """Store in the `marks` of a Record the times that the server states in a complete response.
+    """Store the times that the server states in a complete response, in the `marks` of the response's Record.
 
-    For example, a `Server-Timing` header may state how long the request was queued. `health` collects the sources of
-    these times and the names that loadgen does not know.
+    For example, a header `Server-Timing` may state how long the request was queued. `health` collects two more things:
+    where these times were found, and which of their names loadgen does not know.
     """
     exchange = response.exchange
     trailer = bytes(exchange.raw[response.bounds[-1] :]) if exchange.framing.chunked and response.bounds else b""

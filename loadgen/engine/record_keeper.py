@@ -59,7 +59,10 @@ class RecordKeeper:
         self._folder = Path()
 
     def begin(self, folder: Path, keep_s: float | None) -> None:
-        """Start the process. It removes Records that are older than `keep_s` seconds, or none if `keep_s` is None."""
+        """Start the process that compresses files of Records and removes old Records in `folder`.
+
+        Records are removed when they are older than `keep_s` seconds. With None, no Records are removed.
+        """
         keep_ns = 0 if keep_s is None else round(keep_s * 1e9)
         self._command = own_process("loadgen.engine.record_keeper", str(folder), str(keep_ns))
         self._folder = folder

@@ -22,8 +22,9 @@ class DueNode(NamedTuple):
 class SessionProgress:
     """The state of one running session. Nodes are identified by their indices in the session's graph.
 
-    A node is due as soon as all edges that lead to it are satisfied. If a node fails, every node that still waits for
-    its start or end can never become due, and neither can the descendants of those nodes.
+    An edge makes a node wait for the start or the end of another node (its parent), plus a delay. A node becomes due
+    when all of its edges are satisfied. If the request of a node fails, those of its children that are not due yet are
+    never sent. The same applies to the children of these nodes, and so on.
     """
 
     def __init__(self, graph: SessionGraph) -> None:

@@ -540,10 +540,11 @@ def _canary_asker(
 async def _run_with_canaries(
     driver: Driver, asker: CanaryAsker, start_ns: int, pipe: Pipe, goes_on: asyncio.Future[bool]
 ) -> None:
-    """Send the load of a worker with `driver`, and canaries during and after the load with `asker`.
+    """Send the load of this worker with `driver`, and canaries with `asker`.
 
-    A canary is a prompt with a known answer. The canaries during the load stop when this worker's load has ended.
-    `goes_on` is done when the loads of all workers have ended. The canaries are then sent once more, one at a time.
+    A canary is a prompt with a known answer. Canaries are sent until the load of this worker has ended. The worker then
+    waits for `goes_on`, which gets its result when the loads of all workers have ended. If the result is True, the
+    canaries are sent once more, one at a time. It is False if the run was stopped.
     """
     import asyncio
 

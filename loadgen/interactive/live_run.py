@@ -354,9 +354,9 @@ def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
 
 
 def _class_facts(part: LiveTarget) -> TrafficFacts:
-    """Return the facts about a class of traffic for the header of the run.
+    """Return the facts about the class of traffic `part`, for the header of the run.
 
-    `part` is the LiveTarget of the class. The facts state its load as a text such as `30% of the users' load`.
+    The load of the class is stated as a share, for example as the text `30% of the users' load`.
     """
     facts = prepare.traffic_facts(
         part.plan.replaced(arrivals=INTERACTIVE, duration_s=None),
@@ -520,7 +520,8 @@ class LiveFigures:
 def warm_up() -> None:
     """Run every computation of the live figures once, before the load starts.
 
-    The first execution takes a third of a second. During a run, the process could not read any socket in this time.
+    The first execution takes a third of a second, and later ones are fast. During the run, the process must not be busy
+    for so long, because it could not read its sockets in this time.
     """
     figures = LiveFigures()
     figures.add(Record(id=0, state="complete", sent_ns=0, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=2))

@@ -404,13 +404,13 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection to `target`, including the handshakes with a proxy and for TLS. Other greenlets run
-    meanwhile.
+    """Open a connection to `target`, including the handshakes of a proxy and of TLS.
 
-    The addresses of the target are tried in the order of `rotation`. If an address refuses the connection, or does not
-    answer within ATTEMPT_S, the next address is tried. The last address may take the whole `timeout_s`. `stamps` is the
-    source of the timestamps. Raises OSError if no address accepts a connection, or LocalLimitError if a limit of this
-    machine is the reason.
+    Other greenlets run during this time. The addresses of the target are tried in the order of `rotation`. If an
+    address refuses the connection, or does not answer within ATTEMPT_S, the next address is tried. The last address has
+    `timeout_s` seconds to answer. `stamps` is the source of the timestamps for this connection.
+
+    Raises LocalLimitError if a limit of this machine prevents the connection, and OSError if all addresses fail.
     """
     errors = list[OSError]()
     addresses = rotation.order()

@@ -67,7 +67,7 @@ class CommandContext:
 
 
 def commands_of(option: CapacityOption, context: CommandContext, in_flight: float) -> dict[str, str]:
-    """Return the command lines of an option by name, such as `limits` and `simulate`.
+    """Return the command lines for the configuration `option`, by name, such as `limits` and `simulate`.
 
     `in_flight` is the expected number of requests in flight on all replicas together.
     """

@@ -286,9 +286,9 @@ def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
 
 
 def has_interval(option: CapacityOption) -> bool:
-    """Return True if `option` has an interval for its number of GPUs.
+    """Return True if `option` has an interval of uncertainty for its number of GPUs: from `gpus_low` to `gpus_high`.
 
-    Intervals are computed only for the cheapest options.
+    These numbers are computed only for the cheapest options.
     """
     return option.gpus_low is not None
 
@@ -321,7 +321,10 @@ def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
 
 
 def format_cost(cost: float | None, option: CapacityOption) -> str:
-    """Return a cost with the currency of an option. An asterisk marks a spot price."""
+    """Return `cost` as a text with the currency of `option`, or `-` if the cost is None.
+
+    An asterisk after the number means that the cost is a spot price.
+    """
     if cost is None:
         return "-"
     before, after = currency_parts(option.currency)

@@ -146,10 +146,11 @@ def physical_limit(
 
 
 def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestFacts, decode_s: float) -> float:
-    """Return the physical minimum in seconds of the latency that `objective` limits.
+    """Return the smallest possible value of the latency that `objective` limits, in seconds.
 
-    It applies to a request that is alone on the server. `decode_s` is the minimum time per output token. Return 0 if no
-    minimum is known for this latency.
+    No request can be faster on this hardware, even if it is the only request on the server. `facts` contains the
+    lengths of the requests, and `decode_s` is the minimum time per output token. Return 0 if no minimum is known for
+    this latency.
     """
     if objective.figure in ("ttft", "ttft_due"):
         prompt, _ = deployment.prompt_parts(int(_length(objective, facts.prompts)))

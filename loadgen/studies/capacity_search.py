@@ -622,9 +622,11 @@ def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS)
 
 
 def undominated(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """Return the points that no other point beats in both speed per user and cost, fastest first.
+    """Return the best points: no other point has both a higher speed per user and a lower cost. The fastest comes
+    first.
 
-    The cost is that of a million tokens. If a point has no price, the number of GPUs per token stands for its cost.
+    Of two points with an equal speed or an equal cost, only the better one is returned. The cost is that of a million
+    output tokens. If the price of the GPUs is unknown, the GPU time per token is compared instead of the cost.
     """
 
     def cost(point: ParetoPoint) -> float:

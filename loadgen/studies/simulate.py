@@ -230,7 +230,10 @@ class VirtualRequest:
         return self.due_ns if self.released_ns is None else self.released_ns
 
     def later_node(self, node: int, due_ns: int) -> VirtualRequest:
-        """Return the request of another node of the same session. The session must be a graph."""
+        """Return the request of another node in the graph of this request's session. The session must have a graph.
+
+        `node` is the index of the other node, and its request is due at `due_ns`.
+        """
         assert self.progress is not None
         return VirtualRequest(self.part, self.progress.request(node), due_ns, progress=self.progress, node=node)
 
@@ -552,11 +555,17 @@ def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None =
 
 
 def _limit_facts(deployment: Deployment | None, server_model: ServerModel) -> dict[str, Any]:
-    """Return facts for the header of a run file that change the hardware limit, or an empty dictionary.
+    """Return those facts about a simulated server that matter for its hardware limit, for the header of a run file.
 
-    - `changes`: changed figures of the GPU (`--set`). Technology, memory and network are part of the GPU's name.
-    - `saves_work`: drafted tokens or an assumed share of cached prompts make the server faster than the limit.
-    - `own_gpu`: a file of the user (`--hardware`) describes the GPU.
+    The result contains only the facts that apply to the server:
+
+    - `changes`: the figures of the GPU that were changed by `--set`. A changed technology, memory or network is left
+      out, because it is part of the GPU's name.
+    - `saves_work`: True if the server may be faster than the limit, because it drafts tokens or finds prompts in a
+      cache.
+    - `own_gpu`: True if a file of the user (`--hardware`) describes the GPU.
+
+    If `deployment` is None, there is no hardware model, and the result is empty.
     """
     if deployment is None:
         return {}
@@ -1107,11 +1116,11 @@ class VirtualRun:
         job.owner.part.live -= 1
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
-        """Return token ids for the prompt of `arrival`, a request of a session graph.
+        """Return token ids for the prompt of `arrival`, a request in a session graph. `progress` is the state of the
+        session.
 
-        `progress` is the state of the session. If the prompt continues a conversation, its ids begin with the ids of
-        this conversation. If a later prompt will continue the conversation, the ids of this prompt and of its response
-        are stored for that prompt.
+        If the prompt continues a conversation, its ids begin with the ids of this conversation. If a later request will
+        continue this conversation, the ids of the prompt and of its response are stored for this later request.
         """
         graph = progress.graph
         node = graph.nodes[arrival.node]

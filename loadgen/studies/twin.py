@@ -208,10 +208,11 @@ def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
 
 
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
-    """Return a model of step durations in which the constants of a twin have these `values`.
+    """Return an object that predicts the duration of each step of a twin.
 
-    The keys of `values` are the names in HARDWARE_CONSTANTS if there is a deployment, otherwise those in
-    LINEAR_CONSTANTS.
+    A twin is a simulated server whose constants are fitted to measured runs. `values` contains the constants of this
+    twin. With a `deployment`, the names of the constants are those of HARDWARE_CONSTANTS. Without one, they are those
+    of LINEAR_CONSTANTS.
     """
     if deployment is None:
         return LinearStepTime(values["step_s"], values["sequence_s"], values["token_s"], values["context_s"])

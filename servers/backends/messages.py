@@ -184,9 +184,9 @@ def _image_source(url: str) -> dict[str, str]:
 
 
 def _prompt_tokens_of_response(answer: Any) -> int:
-    """Return the prompt length from a response that was not streamed.
+    """Return the number of prompt tokens that a response states. The response was not streamed.
 
-    Raises LookupError, TypeError or ValueError if the response has no such count.
+    Raises LookupError, TypeError or ValueError if the response does not state this number.
     """
     usage = answer["usage"]
     cached = (usage.get("cache_read_input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0)

@@ -583,10 +583,10 @@ def _shows_reasoning(delta: Delta) -> bool:
 
 
 def _shows_answer(choice: Choice) -> bool:
-    """Return True if a choice contains a part of the answer: text, a refusal, a tool call or audio.
+    """Return True if `choice` contains a part of the answer: text, a refusal, a tool call or audio.
 
-    Reasoning is no part of the answer. An event with several tokens may contain both: the end of the reasoning and the
-    beginning of the answer.
+    Reasoning does not count as answer. A choice with both the end of the reasoning and the beginning of the answer
+    counts.
     """
     delta = choice.delta
     if delta is None:

@@ -63,7 +63,7 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
 def decode(payloads: Sequence[bytes]) -> Answer:
-    """Decode a response from a pooling endpoint, which consists of one payload."""
+    """Decode the response of a pooling endpoint, such as embeddings or rerank. The response is one payload."""
     events, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
     for index, event in enumerate(events):

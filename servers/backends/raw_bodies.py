@@ -86,11 +86,11 @@ def in_one_piece(dialect: Dialect) -> Dialect:
 
 
 def dialect_for_path(dialects: Mapping[str, Dialect], path: str) -> Dialect | None:
-    """Return the dialect for requests to a path, or None if no endpoint has such a path.
+    """Return the dialect for requests to `path`, or None if no endpoint has such a path.
 
-    `dialects` are the dialects of a backend by endpoint. A path belongs to an endpoint if it ends like the path of the
-    endpoint: `/openai/deployments/gpt/chat/completions` is a chat path. The returned dialect sends requests to exactly
-    `path`.
+    `dialects` contains the dialect of each endpoint of a backend. The endpoint is the one whose path is the end of
+    `path`. For example, `/openai/deployments/gpt/chat/completions` belongs to the chat endpoint. The returned dialect
+    sends requests to exactly `path`.
     """
     route = path.partition("?")[0].rstrip("/")
     for dialect in sorted(dialects.values(), key=lambda dialect: -len(dialect.path)):

@@ -87,7 +87,10 @@ class ResponseObject(msgspec.Struct, gc=False):
 
 
 class OutputItem(msgspec.Struct, gc=False):
-    """One item of the output. If it is a tool call, it has the name of the tool, which counts as generated text."""
+    """One item in the output of a response, for example a message or a tool call.
+
+    `name` is the name of the called tool, which counts as generated text. Items that are no tool calls have no name.
+    """
 
     type: str | None = None
     name: str | None = None
@@ -185,10 +188,11 @@ def _standard_fields(request: Request, model: str) -> dict[str, Any]:
 
 
 def _read_events(payloads: Sequence[bytes]) -> tuple[list[ResponsesEvent], str]:
-    """Decode one event per payload. Return the events and a description of the first unreadable event ("" if none is).
+    """Decode `payloads`, one event per payload. Return the events before the first unreadable event, and a text about
+    it.
 
-    The unreadable event and all later events are left out. An event with text of the answer is unreadable if its
-    `delta` is not text.
+    The text is empty if all events are readable. An event with a part of the answer must have a text in `delta`.
+    Otherwise, it counts as unreadable.
     """
     events, broken = decode_events(payloads, _EVENTS)
     for index, event in enumerate(events):

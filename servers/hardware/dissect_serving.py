@@ -94,10 +94,10 @@ def dissect_serving(
 
 
 def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
-    """Return by how much predictions of the speed-up from `before` to `after` differ from measurements.
+    """Return how far predictions of the speed-up from `before` to `after` were from measurements.
 
-    The measurements compare one replica on each of the two GPUs, with the same TP and the same number of requests in
-    flight. For any other comparison, the result is "not validated".
+    Measurements exist only for one replica on each GPU, with equal TP and an equal number of requests in flight. In all
+    other cases, the result is "not validated".
     """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)

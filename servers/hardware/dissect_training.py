@@ -1,8 +1,8 @@
 """Explains why one GPU trains faster than another: divides the speed-up into factors, such as the memory bandwidth.
 
-The speed is the number of trained tokens per second. On each GPU, the job has the settings with which it trains
-fastest, among those that fit into memory. These settings are the GPUs per layer, the pipeline stages, the size of a
-micro-batch, the chunks per stage, and the recomputation of activations.
+The speed is the number of trained tokens per second. The two GPUs may train with different settings: each GPU has the
+settings that are fastest on this GPU and fit into its memory. The settings are the GPUs per layer, the pipeline stages,
+the size of a micro-batch, the chunks per stage, and the recomputation of activations.
 """
 
 from __future__ import annotations

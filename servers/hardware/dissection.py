@@ -235,9 +235,9 @@ def native_format(card: Gpu) -> str:
 
 
 def compute_name(format_name: str) -> str:
-    """Return the name of the factor that stands for the compute rate, such as `compute rate, fp16`.
+    """Return the name of the factor that compares the compute rates of two GPUs, such as `compute rate, fp16`.
 
-    `format_name` is the number format for which the compute rates are compared: the format of the first GPU.
+    `format_name` is the number format of the first GPU. The compute rates of both GPUs are compared in this format.
     """
     return f"{COMPUTE_RATE}, {format_name}"
 
@@ -323,11 +323,11 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
-    """Return the change that replaces the memory capacity of the GPU `old` by that of the GPU `new`.
+    """Return the change of the memory capacity from that of the GPU `old` to that of the GPU `new`.
 
-    The function `apply` makes this change to a state, which is a server with its load, or a training job. It returns
-    the state with the settings that suit the memory of `new`: the number of requests in flight, or the settings of the
-    training job.
+    The capacity limits the settings of a server or of a training job: for example the number of requests in flight, or
+    the micro-batch. `apply` takes a state, which is a server with its load or a training job. It returns the state with
+    the settings that suit the memory of `new`.
     """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)

@@ -92,10 +92,10 @@ def default_kv_bytes(gpu: Gpu, weights: Format, framework: Framework) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model and how it is served: the GPU, the inference engine (`framework`), and the number of GPUs.
+    """A model, and how it is served: the GPU, the inference engine (`framework`), and the number of GPUs.
 
-    The layers of the model are divided into `pipeline` stages. In a stage, each layer is shared by `tensor` GPUs. The
-    number of GPUs is `tensor * attention_data * pipeline`.
+    The layers of the model are divided into `pipeline` stages. The GPUs of a stage form `attention_data` groups of
+    `tensor` GPUs each. By default, a stage has one group. The number of GPUs is `pipeline * attention_data * tensor`.
     """
 
     gpu: Gpu
@@ -348,7 +348,10 @@ class ServingOptions:
 
     @property
     def needs_hardware(self) -> bool:
-        """True if an option changes the hardware model, and not only the rules of the scheduler."""
+        """True if any option requires a hardware model.
+
+        Only `cache_hit_rate` and `chunked_prefill` require none, because they change the rules of the scheduler.
+        """
         return replace(self, cache_hit_rate=0.0, chunked_prefill="") != ServingOptions()
 
     def apply(self, deployment: Deployment) -> Deployment:

@@ -75,7 +75,8 @@ class GemmBound:
     """One GEMM of the model in prefill or decode: its size, its bottleneck and its duration.
 
     The GEMM multiplies an m by k matrix of activations by a k by n matrix of weights. `bound` is the bottleneck:
-    compute, memory or network. It is the network if the all-reduce after the GEMM takes longer than the GEMM.
+    compute, memory or network. The bottleneck is the network if the all-reduce after the GEMM takes longer than the
+    GEMM itself.
     """
 
     gemm: str

@@ -67,7 +67,10 @@ class MemoryGeneration:
 
 @dataclass(frozen=True, slots=True)
 class NetworkGeneration:
-    """A network generation: the link of one GPU to GPUs of the same machine, or of other machines."""
+    """A generation of a network, with the link that it gives to one GPU.
+
+    The network connects the GPUs of one machine, or GPUs in different machines if `between_machines` is True.
+    """
 
     name: str
     between_machines: bool
@@ -249,20 +252,20 @@ def refuse_unused_networks(changes: Iterable[str], *, in_machine: bool, between_
 
 
 def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> ScaledGpu:
-    """Return the GPU `scaled` on another technology node, with the same area and the same power.
+    """Return the GPU `scaled` on the technology node `node`, with an unchanged area and an unchanged power.
 
-    `origin` contains the node of the real GPU (the old node), and `node` is the new node. The number of SMs grows with
+    `origin` contains the node of the real GPU, called the old node here. On the new node, the number of SMs grows with
     the density of logic, and the size of L2 with the density of SRAM. The clock is the highest clock at which the new
     chip draws no more power than the original chip.
 
-    The clock is computed from three figures of the new node, relative to the old node:
+    The clock is computed from three figures of the new node. All are relative to the old node:
 
-    - `density` is the number of circuits on the same area.
-    - `speed` is the clock at which a circuit draws the same power.
-    - `power` is the power that a circuit draws at the same clock.
+    - `density` is the number of circuits on an equal area.
+    - `speed` is the clock at which a circuit draws an equal power.
+    - `power` is the power that a circuit draws at an equal clock.
 
-    How the power depends on the clock is published only for these two cases: the same power and the same clock. A power
-    law through both cases gives the power of a circuit at any other clock. With power and clock relative to the old
+    The last two figures are two points of a curve: the power of a circuit over its clock. No other points are
+    published. The curve is assumed to be a power law through these two points. With power and clock relative to the old
     node:
 
         power of the circuit = power * clock**e,    e = log(1 / power) / log(speed)

@@ -228,11 +228,11 @@ def mfu(training: TrainingSetup, seconds: float) -> float:
 
 
 def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
-    """Return three durations in seconds, for one layer in the forward pass of one micro-batch:
+    """Return three times in seconds. Each is a time of one layer in the forward pass of one micro-batch.
 
-    - the whole layer, without its all-reduces.
-    - only the attention scores and their products, which are a part of the first duration.
-    - one all-reduce.
+    - The time of the whole layer without its all-reduces.
+    - The part of this time for the attention scores, and for their products with the values.
+    - The time of one all-reduce.
     """
     model = training.model
     gpu = training.gpu

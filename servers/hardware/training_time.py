@@ -185,10 +185,9 @@ def _loss_bytes(step: TorchStep) -> tuple[float, float]:
 
 
 def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the time that one layer needs for its adapters (LoRA) in the forward pass.
+    """Return the time in seconds that the LoRA adapters of one layer take in the forward pass.
 
-    Each matrix of the layer has an adapter, which needs two thin GEMMs. Each of these GEMMs becomes two in the backward
-    pass.
+    Each matrix of the layer has an adapter, which consists of two small GEMMs.
     """
     rank = step.adapter_rank
     if not rank:

@@ -70,9 +70,9 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 
     The method depends on the deployment:
 
-    - If `is_replayed` is true, the requests of the closed loop are simulated one by one. TTFT, TPOT and output tokens
-      per second come from the simulation, and everything else comes from `formula_times`. If `load` contains several
-      numbers of requests in flight, there is one simulation for each number.
+    - If `is_replayed` is true, the requests of the closed loop are simulated. TTFT, TPOT and output tokens per second
+      come from this simulation, and all other results come from `formula_times`. If `load` contains several numbers of
+      requests in flight, each number is simulated separately.
     - Otherwise, all results come from `formula_times`.
 
     `memory_fraction` is the share of the GPU memory that weights and KV cache may use. Raises HardwareError for an

@@ -129,7 +129,10 @@ class DisaggregatedEngine:
         return start_ns if start_ns < FOREVER_NS else max(worker.now_ns for worker in self._all)
 
     def gauges(self) -> Gauges:
-        """Return the current values for the metrics page: sums over all workers, and their mean use of KV cache."""
+        """Return the current values for the metrics page.
+
+        The use of the KV cache is the mean over all workers. All other values are sums over all workers.
+        """
         workers = [worker.scheduler.gauges() for worker in self._all]
         usage = sum(each.kv_usage for each in workers) / len(workers)
         return Gauges(

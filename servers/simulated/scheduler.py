@@ -480,9 +480,14 @@ class Scheduler:
         return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
 
     def _has_room(self, job: Job, reserved_tokens: int) -> bool:
-        """Return True if the KV cache has room for `job`, which reserves `reserved_tokens` tokens at admission.
+        """Return True if the KV cache has room for `job`, so that it can be admitted.
 
-        Depending on the policy, the expected or the largest future use of the cache by all running jobs must also fit.
+        The `reserved_tokens` tokens that the job reserves at its admission must always fit. Two policies also consider
+        the tokens that `job` and the running jobs will generate later:
+
+        - `share`: the free part of the cache must have room for the prompt of `job`, and for all tokens that the jobs
+          are expected to generate.
+        - `peak`: the whole cache must have room for the largest number of tokens that the jobs will have at one time.
         """
         if reserved_tokens > self._free_tokens - self._watermark_tokens:
             return False

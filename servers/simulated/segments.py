@@ -248,5 +248,5 @@ def openai_message(completion: Completion, reasoning_field: str, call_id: str) -
 
 
 def call_ids(request: CompletionRequest) -> str:
-    """Return the id of the tool call in the response to a request."""
+    """Return the id of the tool call in the response to `request`. A simulated response has at most one tool call."""
     return f"call_{request.index:024x}"

@@ -577,12 +577,13 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Count the token times of `job` from the time at which its request arrived, according to the kernel's
-        timestamp.
+        """Set the time from which the token times of `job` are counted: the time at which its request arrived.
 
-        If this timestamp is not available before the first token is due, the token times are counted from the time at
-        which this process read the request. If the request had to wait for its admission, they are counted from the
-        admission.
+        The kernel's timestamp states this time. There are two exceptions:
+
+        - The timestamp may not be available before the first token is due. The token times are then counted from the
+          time at which this process read the request.
+        - The request may have had to wait for its admission. The token times are then counted from the admission.
         """
         line = self._line
         stamps = self._server.stamps

@@ -126,7 +126,9 @@ def generate(
 
 
 def first_word(state: ServerState) -> str:
-    """Return the word that the model uses for all strings that a grammar does not restrict."""
+    """Return the first word of the vocabulary. The simulated model uses it for strings that a grammar does not
+    restrict.
+    """
     return tokenizer.decode(state.vocabulary.ids[:1]).strip()
 
 

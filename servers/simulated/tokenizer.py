@@ -211,9 +211,10 @@ def write_model(folder: Path, max_model_len: int) -> None:
 
 
 def _tokenizer_file() -> str:
-    """Return the content of a tokenizer.json with which the library `tokenizers` produces the same tokens as `encode`.
+    """Return the content of a file tokenizer.json, for the library `tokenizers`.
 
-    The file describes a WordPiece model. Its characters represent bytes, as in GPT-2 (see `_visible_bytes`).
+    With this file, the library splits a text into the same tokens as `encode`. The file describes a WordPiece model.
+    Its characters represent bytes, as in GPT-2 (see `_visible_bytes`).
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 

@@ -219,9 +219,10 @@ def requested_tokens(state: ServerState, value: Any, default: int, name: str = "
 
 
 def prompt_ids(state: ServerState, prompt: Any, *, add_bos: bool) -> Sequence[int]:
-    """Return the token ids of a prompt, which is a text, a list of token ids or one token id.
+    """Return the token ids of `prompt`, which is a text, a list of token ids or one token id.
 
-    Raises ErrorReply if the prompt is empty or does not fit the context.
+    With `add_bos`, the ids of a text begin with the token BOS. Raises ErrorReply if the prompt is empty, or if it
+    leaves no room for a response in the context.
     """
     max_model_len = state.max_model_len
     limit = f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "

@@ -29,16 +29,16 @@ READ_BYTES = 65_536
 class Connection:
     """An open connection to the server, with or without TLS.
 
-    With TLS, encrypted bytes are read from the socket and then decrypted in memory, so that every read of the socket
-    has a kernel timestamp.
+    With TLS, encrypted bytes are read from the socket and then decrypted in memory. In this way, the kernel timestamp
+    of every read is known.
 
-    `received` counts the bytes that were read from the socket. The timestamps of packets are looked up by this count.
-    If a byte were not counted, all later bytes would get the timestamps of earlier packets:
+    `received` is the number of bytes that were read from the socket. The timestamp of a packet is found by this number,
+    so every byte must be counted:
 
-    - Without TLS, the count is updated at the end of each response.
-    - With TLS, all received bytes must be passed to `feed`, which updates the count. This includes TLS records without
+    - Without TLS, the number is updated at the end of each response.
+    - With TLS, all received bytes must be passed to `feed`, which updates the number. This includes TLS records without
       response data, such as session tickets, key updates and alerts.
-    - The count also includes a proxy's response to CONNECT.
+    - With a proxy, the proxy's response to CONNECT is counted too.
     """
 
     sock: socket.socket

@@ -116,9 +116,10 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between two sweeps since the last call of this method, in ns. 0 means no delay.
+        """Return the longest delay that was in use since the last call of this method, in ns.
 
-        A sweep reads every readable socket once.
+        The delay is the pause that this object requires between two sweeps. A sweep is one pass that reads every
+        readable socket. The result is 0 if no pause was required.
         """
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)

@@ -1,12 +1,17 @@
-"""Calls functions when sockets are readable and at exact times, with a separate epoll and timer in the event loop.
+"""Calls functions when sockets are readable, and at exact times.
+
+The module adds a separate epoll and a separate timer to the event loop:
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
                     └─ paused while reads are deferred (loadgen.servers.wire.deferred_reads)
 
-The loop's `add_reader` is not used for every socket. When a connection is reset right after its last bytes, libuv stops
-watching the socket after one callback (uv__poll_io, POLLERR). The reset would then never be noticed. An epoll is also
-cheaper, because one iteration of the loop serves all sockets that are ready. The loop's timers are not used either,
-because uvloop rounds them to a millisecond.
+The loop's `add_reader` is not used for every socket, for two reasons:
+
+- libuv stops watching a socket after one callback if the connection is reset right after its last bytes (uv__poll_io,
+  POLLERR). The reset would then never be noticed.
+- An epoll is cheaper, because one iteration of the loop serves all sockets that are ready.
+
+The loop's timers are not used either, because uvloop rounds them to a millisecond.
 """
 
 from __future__ import annotations

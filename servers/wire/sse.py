@@ -115,9 +115,9 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_named(body: bytes) -> Split | None:
-    """Split a body in which every event consists of two lines: `event: NAME`, and `data: ` with a JSON object.
+    """Split a body whose events all consist of two lines: `event: NAME`, and `data: ` with a JSON object.
 
-    Return None for any other body, or if the name of an event means an error.
+    Return None for any other body. Also return None if the name of an event contains `error` or `exception`.
     """
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(b"event: "):

@@ -43,8 +43,8 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
 def stamps_agree(apart: Sequence[int]) -> bool:
     """Return True if the ring timestamps and the socket timestamps of a response agree.
 
-    `apart` contains one number per read: the difference between its two timestamps in ns. The timestamps agree if at
-    most the share DISAGREEING_SHARE of the reads has a difference of more than LIMIT_NS.
+    `apart` contains the difference between the two timestamps of each read, in ns. Differences of more than LIMIT_NS
+    are allowed for a few reads: at most the share DISAGREEING_SHARE of all reads.
     """
     if max(apart, default=0) <= LIMIT_NS:
         return True

@@ -108,10 +108,9 @@ class TimestampSource:
 
     @property
     def active_source(self) -> TimestampSource:
-        """The source whose timestamps are used for open connections.
+        """The source whose timestamps are used for open connections. Normally, this is the object itself.
 
-        This is the source itself, unless it sees no packets or too many of its timestamps were wrong. In these cases,
-        it is the fallback of the source.
+        If the object sees no packets, or if too many of its timestamps were wrong, this is its `fallback`.
         """
         return self
 

@@ -1,20 +1,23 @@
 """Reads OpenTelemetry spans of GenAI clients and agents, in the JSON encoding of OTLP.
 
-Each line is an export request ({"resourceSpans": [...]}), as the collector's file exporter writes it. Span attributes
-are those of the semantic conventions for generative AI (open-telemetry/semantic-conventions-genai, docs/gen-ai):
+Each line is an export request ({"resourceSpans": [...]}), as the collector's file exporter writes it. A span is a
+recorded operation. Its attributes are those of the semantic conventions for generative AI
+(open-telemetry/semantic-conventions-genai, docs/gen-ai):
 
     gen_ai.operation.name        `chat`, `text_completion` and `generate_content` are requests to a model.
-                                 `execute_tool` and `invoke_agent` give delays and roles.
-    gen_ai.conversation.id       The session. Without this attribute, the trace is the session.
-    gen_ai.usage.input_tokens    Length of the prompt. `gen_ai.usage.output_tokens` is the length of the response.
+                                 `execute_tool` is the run of a tool, and `invoke_agent` that of an agent.
+    gen_ai.conversation.id       The session. Without this attribute, all spans of a trace are one session.
+    gen_ai.usage.input_tokens    Length of the prompt.
+    gen_ai.usage.output_tokens   Length of the response.
     gen_ai.request.model         The model.
-    gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
-                                 `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
+    gen_ai.input.messages        The messages of the request. They are sent if they were recorded, together with
+                                 the messages of `gen_ai.system_instructions` and the tools of
+                                 `gen_ai.tool.definitions`.
 
 In the replay, a request waits for earlier requests that had ended before it started in the recording. These are
-requests of the same agent, of the agents above it, and of its sub-agents at any depth. If one of them had ended before
-another one started, the request waits only for the later one. The delay of a request is the recorded time from the end
-of these requests to its own start. The part of the delay in which tools ran counts as tool time.
+requests of the same agent, of the agents above it, and of its sub-agents at any depth. If one of these requests had
+ended before another one started, only the later one is waited for. The delay of a request is the recorded time from the
+end of the last of these requests to its own start. The part of the delay in which tools ran counts as tool time.
 
 If a request was recorded without messages, its prompt is generated. The prompt begins with the previous prompt of the
 same agent, if that prompt was generated too and is shorter.
@@ -89,7 +92,7 @@ class ExportRow(msgspec.Struct, rename="camel"):
 
 
 class Span(msgspec.Struct):
-    """A recorded operation of OpenTelemetry (span), reduced to the values that this module needs."""
+    """A span: one recorded operation of OpenTelemetry. Only the values that this module needs are stored."""
 
     id: str
     parent: str

@@ -201,11 +201,14 @@ def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: 
 
 
 def class_settings(plan: Plan, over: Over, start: float | None) -> dict[str, Any]:
-    """Return the search settings that depend on the classes of traffic, or an empty dict for a plan without classes.
+    """Return the settings of a capacity search that depend on the plan's classes of traffic.
 
-    - `plan_load`: the total load of the classes in the plan.
-    - `start`: the load at which the search begins. It is `plan_load` if the argument `start` is None.
-    - `lowest`: the minimum load, which is set only for a search over the concurrency. Each class needs one client.
+    The result is empty if `plan` has no classes. Otherwise, it contains:
+
+    - `plan_load`: the sum of the loads of all classes in the plan.
+    - `start`: the load at which the search begins. This is the argument `start`, or `plan_load` if that is None.
+    - `lowest`: the minimum load. It is set only if `over` is `concurrency`, because each class needs at least one
+      client.
     """
     if not plan.traffic:
         return {}
@@ -401,7 +404,11 @@ class StepRunner:
             return self.run_with(book)
 
     def run_with(self, book: Book) -> EndReason:
-        """Run the pilot and the steps that `book` does not contain yet. Return the reason why the sweep ended."""
+        """Run the sweep, and return the reason why it ended. The results are written to `book`, the journal of the
+        sweep.
+
+        The pilot and the steps that `book` contains already are not repeated.
+        """
         watch = Watch(self.on_progress, lambda load: self._settings(load, book.lines), self.clock)
         began_s = time.monotonic()
         pilot_end = self._run_pilot(book, watch) if self._has_pilot else "done"

@@ -38,7 +38,9 @@ unmeasured if both of its chunks arrived in one read."""
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """One line of the simulated server's log, with only the compared fields. Times are in ns (CLOCK_REALTIME)."""
+    """One line of the simulated server's log: the fields that are compared with the run. Times are in ns
+    (CLOCK_REALTIME).
+    """
 
     request_id: str = ""
     due_ns: list[int] = []

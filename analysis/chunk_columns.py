@@ -259,13 +259,15 @@ def _digit_bits(bits: int, groups: int) -> int:
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
     """Count how often each value of the next digit occurs among the numbers in `block`, in one step of a radix search.
 
-    A radix search determines numbers digit by digit, beginning with the most significant digit. A digit is a group of
-    consecutive bits. Each number in `block` has `total_bits` bits, of which the last `bits` bits have not been searched
-    yet. The next digit consists of the first `digit` of these remaining bits.
+    A radix search determines numbers digit by digit, beginning with the most significant digit. A digit consists of
+    several consecutive bits.
 
-    Numbers with the same leading bits form a group. `groups` contains the leading bits of each group that the search
-    needs. Other numbers are not counted. The result is a flat array, with one counter for each value of the digit in
-    each group.
+    - Each number has `total_bits` bits, and its last `bits` bits have not been searched yet.
+    - The next digit is the first of these remaining bits. `digit` is the width of this digit in bits.
+    - Numbers with the same searched bits form a group. `groups` contains the searched bits of each group that the
+      search needs. Numbers in other groups are not counted.
+
+    The result is a flat array. For each group, it has one counter for each value of the digit.
     """
     length = len(groups) << digit
     if bits == total_bits:

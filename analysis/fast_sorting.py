@@ -64,6 +64,6 @@ def has_slow_avx512(cpu_info: Path = CPU_INFO) -> bool:
 
 
 def _numpy_version() -> tuple[int, int]:
-    """Return the major and minor version of the installed NumPy, which is not imported for this."""
+    """Return the major and minor version of the installed NumPy, without importing NumPy."""
     major, minor, *_ = version("numpy").split(".")
     return int(major), int(minor)

@@ -215,9 +215,10 @@ def knows_speed(summary: Summary) -> bool:
 
 
 def speed_of(summary: Summary) -> float:
-    """Return the speed of the server's clock relative to real time.
+    """Return the speed of the server's clock in a run, as a multiple of real time.
 
-    The result is 1 for real servers, in virtual time, and if the speed is unknown.
+    Only the clock of a simulated server can be faster or slower than real time. The result is 1 for runs in virtual
+    time, and if the speed is unknown.
     """
     return summary.server.speed or 1.0
 

@@ -381,10 +381,11 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def is_streamed(self) -> Booleans:
-        """A mask of the responses whose first token arrived before their other tokens.
+        """A mask of the rows whose first token arrived before the other tokens, so that the time of the first token is
+        known.
 
-        The mask excludes responses of several tokens in one chunk, because the time of their first token is unknown. It
-        includes responses of a single token.
+        A response of several tokens in a single chunk is therefore not selected. A response of a single token is
+        selected.
         """
         return (self.gap_counts > 0) | (self.output_tokens <= 1)
 

@@ -91,7 +91,7 @@ class RunFolder(NamedTuple):
 class IndexedRun(NamedTuple):
     """A run on the index page of a folder.
 
-    `path` is the run's path for command lines. `link` is the link from the index page to the run's report.
+    `path` is the path of the run as a user would write it on the command line. `link` is the link to the run's report.
     """
 
     name: str

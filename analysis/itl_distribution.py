@@ -133,7 +133,10 @@ def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Dis
 
 
 def _largest_ns_within(bound_s: float) -> int:
-    """Return the largest integer number of ns that is at most `bound_s` after it was converted to seconds (float64)."""
+    """Return the largest whole number of nanoseconds that is not greater than `bound_s` seconds.
+
+    The number is converted to seconds (float64) for this comparison.
+    """
     nanoseconds = math.ceil(bound_s * NS_PER_S) + 1
     while nanoseconds / NS_PER_S > bound_s:
         nanoseconds -= 1

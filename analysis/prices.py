@@ -1,4 +1,4 @@
-"""Parses and formats prices: an amount of money with an optional currency."""
+"""Parses and formats prices with or without a currency, such as `2.50`, `$2.50` and `2.50 EUR`."""
 
 from __future__ import annotations
 

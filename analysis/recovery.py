@@ -285,17 +285,22 @@ def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> 
 
 
 def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
-    """Return the limit beyond which a figure is disturbed: a maximum, or a minimum if larger values of the figure are
-    better.
+    """Return the limit of the normal range of `figure`. Beyond this limit, the figure is disturbed.
 
-    `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
-    the command. There are two candidates for the limit:
+    The limit is a maximum if lower values of the figure are better, as for latencies. Otherwise it is a minimum.
+
+    - `normal` contains the values of the figure in time windows without a disturbance.
+    - `windows_after` is the number of time windows that are compared with the limit, after a command such as one that
+      kills a replica.
+
+    Two candidates for the limit are computed:
 
     - The prediction limit, which the docstring of this module explains.
-    - The worst value in `normal`, and a margin beyond this value: MARGIN times the median of `normal`.
+    - A limit slightly beyond the worst value in `normal`. Its distance from this value is MARGIN times the median of
+      `normal`.
 
-    The result is the candidate that is farther from the normal values. A minimum may be 0 or less. The figure then
-    cannot be disturbed, because its values are never negative.
+    The result is the candidate that is farther from the normal values. A minimum of 0 or less is possible. The figure
+    is then never disturbed, because its values are not negative.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

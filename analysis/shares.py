@@ -18,7 +18,10 @@ Counts = tuple[int, int]
 
 
 class ResponseFigures(Protocol):
-    """The figures of a run, or of a part of a run, from which the shares of responses are computed."""
+    """Interface of the figures from which shares are computed, such as the share of complete requests.
+
+    The figures describe a run, or a part of a run.
+    """
 
     @property
     def requests(self) -> RequestCounts: ...

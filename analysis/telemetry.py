@@ -141,9 +141,11 @@ def mixed_series(points: Sequence[tuple[float, float]]) -> int:
     such series, the reading begins a new one.
 
     A reading that is lower than the reading before is a fall. A fall that joins an existing series is a sign of several
-    counters. A fall that begins a new series may be a restart. The readings count as mixed in two cases:
+    counters. A fall that begins a new series may be a restart, and so may a fall to 0. The readings count as mixed in
+    two cases:
 
-    - There are MIN_RETURNS falls to existing series. A single one is not enough, because several restarts can cause it.
+    - There are MIN_RETURNS falls to existing series, at values above 0. A single one is not enough, because several
+      restarts can cause it.
     - There are MIN_QUICK falls of any kind within QUICK_S, because no server restarts so quickly.
     """
     series: list[float] = []

@@ -135,16 +135,17 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return the errors of timestamps that several tokens share, because one read from the socket returned all of them.
+    """Return the maximum errors of timestamps that several tokens share. One read from the socket returned all these
+    tokens.
 
-    The tokens may have arrived at different times. No error exceeds `away_s`, the longest time in seconds that the
-    client may have spent without reading. `away_s` is None if this time is unknown. Only complete requests count. The
-    result consists of three arrays:
+    The tokens of a read may have arrived one after another before the read. `away_s` is the longest time in seconds for
+    which the client did not read. No error is larger than this time. None means that the time is unknown. Only complete
+    requests count. The result consists of three arrays:
 
     - the maximum error of the TTFT of each request, in ns.
-    - the number of inexact timestamps in each bucket. A bucket is a range of maximum errors. Buckets keep the arrays
-      small, even for a hundred million tokens.
-    - the number of inexact inter-token gaps in each bucket.
+    - the number of inexact timestamps by size of their maximum error. Errors of similar size are counted together, in
+      one bucket. This keeps the array small, even for a hundred million tokens.
+    - the number of inexact gaps between tokens, in the same buckets.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

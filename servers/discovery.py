@@ -102,14 +102,14 @@ def resolve(
 
 
 class _ProbeClient:
-    """Sends each GET request of a probe once, and caches the responses.
+    """A client for the GET requests of a probe. Each request is sent only once, because the responses are cached.
 
-    Some hosted servers have their OpenAI routes directly below the base URL: `/api/v3/chat/completions` without `/v1`.
-    Such a server has its list of models at `/models` and not at `/v1/models`. All OpenAI routes are then requested
-    without `/v1`.
+    The OpenAI routes of a server usually begin with `/v1`. Some hosted servers have them directly below the base URL,
+    for example `/api/v3/chat/completions`. If the server has no list of models at `/v1/models`, but one at `/models`,
+    all OpenAI routes are requested without `/v1`.
 
-    If the first request takes more than FAR_S seconds, the server is far away. The requests that usually follow are
-    then sent at the same time, over a separate connection each.
+    If a request takes more than FAR_S seconds, the server is far away. To save time, the other likely requests are then
+    sent at the same time, over separate connections.
     """
 
     def __init__(self, client: JsonClient, open_client: Callable[[], JsonClient], likely_paths: Iterable[str]) -> None:

@@ -338,13 +338,14 @@ class _TraceWriter:
         self._file.write(msgspec.json.encode({**line, "nodes": nodes}).decode() + "\n")
 
     def _guess_blocks(self, requests: list[AnonymousRequest]) -> None:
-        """Assign invented block numbers to the prompts of a session that have no text.
+        """Assign invented block numbers to those prompts of a session whose texts are unknown.
 
-        If two prompts begin with the same block numbers, they begin with the same tokens. Without texts, this can only
-        be assumed: the requests of a branch follow one another, so a prompt is assumed to begin with the previous
-        prompt of its branch, if it is longer than that prompt.
+        Block numbers show which prompts begin with the same tokens: such prompts begin with the same block numbers.
+        Without texts, this must be guessed from the branches of the session. A branch is a sequence of requests that
+        follow one another. If a prompt is longer than the previous prompt of its branch, it is assumed to begin with
+        that previous prompt.
 
-        `requests` are the requests of the session. A branch with only one prompt without text gets no block numbers.
+        If only one prompt of a branch has no text, this prompt gets no block numbers.
         """
         branches = Counter(request.branch for request in requests if request.blocks is None)
         last: dict[str, AnonymousRequest] = {}

@@ -117,7 +117,11 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     @property
     def has_messages(self) -> bool:
-        """True if requests may contain chat messages or the server's answers, so that their prompts must be texts."""
+        """True if the requests of the file may contain chat messages, or may continue a conversation with the server's
+        answers.
+
+        The prompts of such requests must be texts. Token ids are not enough.
+        """
         return FORMATS[self.format_name].has_messages
 
     def sessions(self, seed: int) -> Iterator[TraceSession]:

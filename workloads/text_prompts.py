@@ -231,7 +231,7 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
 
 def _is_from_file(prompts: Prompts) -> bool:
-    """Return True if the prompts come from a file, so that texts are generated only for the warm-up requests."""
+    """Return True if the texts of the prompts are read from a file. Only warm-up prompts are then generated."""
     return prompts.spec.holds_texts
 
 

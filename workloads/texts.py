@@ -356,7 +356,10 @@ class TextSurvey:
 
     @property
     def total(self) -> int:
-        """Number of distinct prompt prefixes."""
+        """Number of different prefixes of the prompts in the run: all texts and all shared spans.
+
+        If the number of shared spans was not stated, those that `note` has counted are included.
+        """
         return self._texts + (self._spans or len(self._span_positions))
 
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
@@ -410,9 +413,10 @@ class Openings:
     """
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
-        """Prepare the opening words for all lengths that `survey` has recorded. `words` contains the available words.
+        """Prepare the opening words of the texts of a run.
 
-        Raises PromptError if a length cannot be reached, or if there are not enough different texts of a length.
+        `survey` contains the number of texts of each length, and `words` contains the words that texts may consist of.
+        Raises PromptError if there are not enough different texts of one of these lengths, or none at all.
         """
         self._words = words
         self._survey = survey

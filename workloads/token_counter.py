@@ -68,8 +68,10 @@ class TokenCounter(msgspec.Struct, frozen=True):
     """True if counting needs no request to the server."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as they are sent to the server: with the word `frame` at both ends, if this attribute is
-        set.
+        """Return the texts as they are sent to the server.
+
+        If the attribute `frame` contains a word, this word is added at the beginning and at the end of each text.
+        Otherwise the texts are returned unchanged.
         """
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 

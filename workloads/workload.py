@@ -182,9 +182,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
         - Each input of a request counts as a prompt.
         - A multi-turn session counts as one prompt.
-        - Each request in a session of `sessions:FILE` counts as a prompt.
+        - In a session of `sessions:FILE`, each request counts as a prompt.
 
-        If the number of requests is not limited, NUMBERS_LIMIT requests are assumed.
+        If the number of requests is not limited, the run is assumed to have NUMBERS_LIMIT requests.
         """
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:

@@ -52,10 +52,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The result of a gate, which is a condition of --fail-if.
+    """The result of a gate, which is a condition of --fail-if, such as `ttft.p99 worse by 5%`.
 
-    A difference is a share of A's figure, such as 0.05 for 5%. If the figure is itself a share, a difference is the
-    difference of the two shares. A positive difference means that B is worse.
+    All differences are between A and B, and are positive if B is worse. They are relative to A: 0.05 is 5% of A's
+    value. For a figure that is itself a share, they are differences of two shares: 0.05 is the difference between 90%
+    and 85%.
     """
 
     condition: str

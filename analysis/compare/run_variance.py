@@ -320,15 +320,15 @@ def server_error(piece: float, residence: float) -> float:
 
 
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
-    """Return the standard error of `log(B / A)` that random changes of the engine's speed cause.
+    """Return the standard error of `log(B / A)` that is due to random changes of the engine's speed.
 
-    A and B are the values of a latency in two bursts, and `values` contains both. The bursts are divided into pieces of
-    equal work. `piece` is the standard error of the time of one piece (`piece_error`).
+    A and B are the values of the latency `metric` in the runs `a` and `b`, and `values` is the pair of A and B. `piece`
+    is the result of `piece_error`: by how much the time of one piece of the work varies.
 
     The result is 0 in two cases:
 
-    - A run is not a burst. The sampling error of such a run already includes these changes, because it is estimated
-      from batches of consecutive samples.
+    - At least one of the runs is not a burst. Its sampling error already includes these changes, because it is
+      estimated from groups of consecutive samples.
     - The metric is a token count, which does not depend on the speed of the engine.
     """
     if metric.unit == "tokens" or not (a.one_burst and b.one_burst):

@@ -436,8 +436,11 @@ class MatrixReport:
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
     def _cell_findings(self) -> list[Finding]:
-        """Return findings on the number of measured cells, on complete requests, and on runs in which the client was
-        the limit.
+        """Return three findings about the cells of the matrix:
+
+        - how many cells were measured.
+        - how many requests were complete.
+        - whether the client was the limit in any run.
         """
         cells = self.summary.cells
         if not cells:

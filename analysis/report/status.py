@@ -127,7 +127,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def failed_objectives(judged: Sequence[ObjectiveVerdict]) -> list[ObjectiveVerdict]:
-    """Return the failed objectives. The first one is missed by the largest factor."""
+    """Return the objectives that failed. They are sorted by how far they were missed, the worst first."""
     return sorted((entry for entry in judged if entry.verdict == "fail"), key=_miss_factor, reverse=True)
 
 

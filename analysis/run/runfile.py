@@ -568,10 +568,13 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 
 
 def _keep_removed_once(run: Run) -> None:
-    """Remove needless entries from `run.removed`, which describes the files of Records that were removed.
+    """Correct `run.removed`, the summaries of files of Records that were removed during the run (--keep-records).
 
-    Afterwards, each removed file has one entry. A file whose Records were read has no entry, because its Records are
-    not missing. Such a file had an entry if it was removed while this process read it, or if its removal failed.
+    Some of these files may also have been read. The summaries of these files are deleted, because their requests would
+    otherwise count twice. A file can be both read and summarised if it was removed while this process read the run, or
+    if its removal failed.
+
+    If there are several summaries of a file, only the last one is kept.
     """
     by_file = {plain_name(part.file): part for part in run.removed}
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]

@@ -222,10 +222,12 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _pilot_prior(self, full_rate: float) -> Floats:
-        """Return the weight of each grid load before the first run of the search.
+        """Return, for each load of the grid, the probability that this load is the capacity, before the first run of
+        the search.
 
-        `full_rate` is the full throughput that the pilot measured. The weights fall exponentially with the distance
-        from this throughput: slowly below it, quickly above it.
+        The capacity is assumed to be near `full_rate`, the full throughput that the pilot measured. The probability
+        falls exponentially with the distance from it: slowly for lower loads, and quickly for higher loads. A small
+        part of the probability (PILOT_DOUBT) falls slowly in both directions, because the pilot may be wrong.
         """
         distance = np.log(self._grid / full_rate)
         near = np.where(distance < 0, np.exp(distance / BELOW_FULL), np.exp(-distance / ABOVE_FULL))
@@ -365,13 +367,15 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     - `missed`: the number of its samples that miss the bound.
     - `values`: the mean of all its samples.
 
-    With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
-    distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so that the prior `Beta(0.5, b)` has
-    the median `max_share`.
+    The long-run share of misses is not known exactly. Two numbers are computed from the requests: the observed share of
+    misses `s = sum(missed) / sum(samples)`, and the effective number of requests `n = requests / autocorrelation time`.
+    The long-run share then has the distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so
+    that the prior distribution `Beta(0.5, b)` has the median `max_share`.
 
-    If few samples miss the bound (`s * n < MIN_MISSES`), the share is extrapolated: an exponential distribution is
-    fitted to the values above the quantile TAIL, and the share is that of the distribution above the bound. This
-    requires that `max_share` is at most `(1 - TAIL) / 2`, and that the quantile is below the bound.
+    With few misses (`s * n < MIN_MISSES`), the share is extrapolated. An exponential distribution is fitted to those
+    elements of `values` that exceed a threshold, the quantile TAIL of `values`. The part of this distribution above
+    `bound` is the extrapolated share. This method requires that the threshold is below `bound`, and that `max_share` is
+    at most `(1 - TAIL) / 2`. Otherwise the Beta distribution is used.
     """
     from scipy.special import betaincc, btdtrib, gammainc
 

@@ -106,9 +106,9 @@ Links = Callable[[SweepResult, str], str]
 
 
 def format_load(over: str, load: float | None) -> str:
-    """Format a load of a sweep. `over` is the quantity that the sweep varies.
+    """Format `load`, a load of a sweep. `over` states what the load is: a request rate or a concurrency.
 
-    A concurrency becomes a whole number, and a request rate gets three significant digits.
+    A concurrency is formatted as a whole number, and a request rate with three significant digits.
     """
     return f"{load:,.0f}" if over == "concurrency" and load is not None else significant(load)
 

@@ -56,7 +56,9 @@ class EdgeSearch:
         self._grid = estimate * np.geomspace(1 / GRID_FACTOR, GRID_FACTOR, points)
 
     def capacity(self, runs: Sequence[LoadObservation]) -> Capacity:
-        """Return the capacity and its confidence interval, according to the pilot's estimate and these runs."""
+        """Return the estimated capacity with its confidence interval, from the pilot's estimate and the results in
+        `runs`.
+        """
         low, middle, high = self._quantiles(runs)
         carried = any(run.over < CLEAR for run in runs)
         exceeded = any(run.over > 1 - CLEAR for run in runs)

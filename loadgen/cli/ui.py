@@ -124,7 +124,7 @@ def ui(
 
 
 def _check_headless(users: int, run_time_s: float | None) -> None:
-    """Raise PlanError if a run without the page would never end, or would send nothing."""
+    """Raise PlanError if a run with `--headless`, without the web page, would never end or would send nothing."""
     if run_time_s is None:
         raise PlanError("--headless would never end", "Limit the run with --run-time.")
     if users == 0:

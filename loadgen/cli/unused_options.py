@@ -8,10 +8,10 @@ from loadgen.errors import PlanError
 
 
 def refuse_unused(options: Mapping[str, bool], reason: str, hint: str = "Leave out one of the two options.") -> None:
-    """Raise PlanError for the first option that is set, because it has no effect.
+    """Raise PlanError if an option in `options` is set. The message says that this option has no effect.
 
-    `options` maps the name of each option to True if the option is set. `reason` completes the sentence "--option has
-    no effect ...".
+    `options` maps the name of each option, such as `--rate`, to True if the user has set the option. `reason` completes
+    the message: "--rate has no effect" and then the reason.
     """
     for option, is_set in options.items():
         if is_set:

@@ -586,14 +586,17 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """Return a line of a worker machine's part file, with the times in its Record converted to the master's clock.
+    """Return `line`, a line from a worker machine's part file, with its times converted to the master's clock.
 
-    All times of a Record are shifted by the same amount, so durations stay as measured. `offset` determines the amount
-    for the time when the request was sent, or was due if it was not sent. `start_ns` is the start of the run on the
-    master's clock.
+    The line normally contains the Record of a request. All times of the Record are shifted by the same amount, so
+    durations do not change. The only exception is the due time in an open loop, which comes from the plan and is not
+    shifted. `closed` is True for a closed loop.
 
-    In a closed loop (`closed`), the due time is shifted too. In an open loop it is not, because the plan determines it.
-    A line that contains no Record is returned unchanged.
+    `offset` describes the difference of the two clocks over time. The times are shifted by the difference at the moment
+    when the request was sent, or when it was due if it was not sent. `start_ns` is the start of the run on the master's
+    clock.
+
+    A line without a Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

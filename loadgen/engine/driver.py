@@ -921,10 +921,10 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _sample(self, in_flight: Set[Exchange]) -> None:
-        """Update the estimate of tokens per byte from one unfinished response.
+        """Update the estimated number of tokens per byte from one response that is still being received.
 
-        This response is the longest of the first SAMPLED responses in flight. If none of them has begun, the estimate
-        does not change.
+        The function takes the longest of the first SAMPLED responses in flight. The estimate does not change if no data
+        of these responses has arrived.
         """
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
@@ -1023,10 +1023,11 @@ class Recorder:
             self.on_idle()
 
     def _ready_count(self, maximum: int) -> int:
-        """Return how many of the first requests in `ended` can be recorded together now, at most `maximum`.
+        """Return how many requests of `ended` can be recorded now, in one batch. The result is at most `maximum`.
 
-        The count ends before the first response whose timestamps are not all known. It also ends before the responses
-        have more than TOGETHER_BYTES bytes in total, but a single response may be larger.
+        The batch contains the first requests of `ended`. It stops before the first response whose timestamps are not
+        all known. It also stops before its responses exceed TOGETHER_BYTES bytes in total. A single larger response is
+        recorded alone.
         """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):

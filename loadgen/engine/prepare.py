@@ -954,10 +954,13 @@ def build_prompts(
 
 
 def check_batch(plan: Plan, dialect: Dialect) -> None:
-    """Raise PlanError if `--batch-size` requires several inputs per request, but the requests of the plan can have only
-    one.
+    """Raise PlanError if `--batch-size` is more than 1, but the requests of the plan cannot have several inputs.
 
-    The reason is the endpoint of `dialect`, the workload, or a trace that states one prompt length per request.
+    There are three possible reasons:
+
+    - The endpoint of `dialect` takes one input per request.
+    - The plan has a trace, which states one prompt length per request.
+    - The endpoint takes a query with several documents, and the inputs of the workload do not share a query.
     """
     if plan.batch_size == 1:
         return

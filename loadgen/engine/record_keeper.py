@@ -114,10 +114,10 @@ class RecordKeeper:
 
 
 def keep_records(folder: Path, keep_ns: int) -> None:
-    """Compress files of Records, and remove those older than `keep_ns`, until standard input is closed.
+    """Compress the files of Records in `folder` and remove old files, repeatedly, until standard input is closed.
 
-    If `keep_ns` is 0, no file is removed. Old files are removed first, because the disk may have no space for a
-    compressed file until then.
+    `keep_ns` is the maximum age of a file in ns. If it is 0, no file is removed. Old files are removed before files are
+    compressed, because the disk may be too full for a compressed file.
     """
     if keep_ns:
         reserve_space(folder / PART)

@@ -135,10 +135,10 @@ class ScheduledRequest:
 
     @property
     def turns(self) -> int:
-        """Number of requests that count as due when this request becomes due.
+        """Number of requests that are counted as due when this request becomes due.
 
-        All requests of a session count as due when the session starts. The value for the first request of a session is
-        therefore the number of requests in the session. The value for a request without a session is 1.
+        This number is 1 for a request without a session. For the first request of a session, it is the number of
+        requests in the session, because all of them are counted when the session starts.
         """
         if self.progress is not None:
             return len(self.progress.graph.nodes)

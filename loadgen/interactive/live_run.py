@@ -184,11 +184,11 @@ class LiveTarget(msgspec.Struct):
     def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
         """Return the body of a request, and the dialect that decodes the response.
 
-        A dialect is the request and response format of an endpoint. `dialect` is the dialect of the request's endpoint,
-        and is usually returned. However, a request from a file of whole requests may name a path. In this case, the
-        dialect of the path is returned.
+        A dialect is the request and response format of an endpoint. Normally the returned dialect is the argument
+        `dialect`, that of the endpoint under test. A request from a file of whole requests may name the path of another
+        endpoint. The dialect of that endpoint is then returned.
 
-        Raises PlanError if the path belongs to no endpoint, and ValueError for text that cannot be sent.
+        Raises PlanError for a path whose format is unknown or not JSON, and ValueError for text that cannot be sent.
         """
         if not request.raw:
             return request_body(request, dialect, self.facts.model), dialect

@@ -204,9 +204,9 @@ class LocustSession:
             self.output_tokens = max_length(plan.output_tokens)
 
     def fail(self, error: Exception) -> None:
-        """Report an error and end the run.
+        """Report `error` and end the run. Later errors of the same run are ignored.
 
-        With the web page, the user can start another run. Without the page, the process ends.
+        If the web page is shown, the process continues, and the user can start another run. Otherwise the process ends.
         """
         if self.failed is None:
             self.failed = error

@@ -395,14 +395,14 @@ def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, ex
 
 
 def add_interval(result: CapacityOption, server: SimulatedServer, per_s: float, met: ObjectivesMet) -> None:
-    """Set the intervals of the option `result`: its fields whose names end in `_low` and `_high`.
+    """Set the fields of the option `result` whose names end in `_low` and `_high`: the ends of two intervals.
 
-    Predicted times may be wrong by the factor `1 + step_error`. One end of each interval is therefore the value for a
-    server that is faster than predicted by this factor, and the other end is the value for a server that is slower by
-    this factor.
+    One interval is for the rate of a replica. The other one is for the number of GPUs that are needed for `per_s`
+    requests per second. The option must consist of equal replicas.
 
-    There is an interval for the rate of one replica, and one for the number of GPUs that `per_s` requests per second
-    need. All replicas of the option are equal.
+    Predicted times may be wrong by the factor `1 + step_error`. One end of each interval is therefore computed for a
+    server that is slower than `server` by this factor. The other end is for a server that is faster by this factor.
+    `met` checks whether a server meets the objectives.
     """
     assert result.replica_per_s
     power = round(math.log(result.replica_per_s, RATE_STEP))

@@ -376,12 +376,16 @@ class FitProblem:
         return np.asarray(solution.x)
 
     def bootstrap_draws(self, solution: Floats) -> Floats:
-        """Return the constants of DRAWS bootstrap samples, one row per draw. Their spread shows the uncertainty of the
-        fit.
+        """Return DRAWS random variants of the fitted constants, one row each. Their spread shows how uncertain the fit
+        is.
 
-        `solution` contains the logarithms of the constants that fit best. Each draw resamples the blocks of requests,
-        and replaces the start value of each constant by a random value from its prior distribution. The result of a
-        draw is computed by a linear approximation at `solution`, so that the runs need not be simulated again.
+        `solution` contains the logarithms of the fitted constants. A variant is approximately the result of another
+        fit, with two random changes:
+
+        - The blocks of requests are drawn at random, with replacement (bootstrap).
+        - The prior value of each constant is drawn from its prior distribution.
+
+        The approximation is linear near `solution`, so the runs need not be simulated again.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -405,14 +409,15 @@ class FitProblem:
     def transferred_constants(self) -> dict[str, float]:
         """Return the values of the constants with which the twin predicts other hardware or another model.
 
-        A fitted value also corrects errors of the hardware model for the measured server. Other servers do not have the
-        same errors. The values returned here are therefore nearer to those of the hardware tables. They come from a
-        second fit, which differs from the first one in these points:
+        The values of the first fit also correct errors of the hardware model. These errors are particular to the
+        measured server. For other servers, values that are nearer to those of the hardware tables are better. These
+        values come from a second fit, which differs from the first one in these points:
 
         - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
-        - The prior distribution of each constant has the width `transfer_spread`. The width is small for the rates of
-          kernels, because unusual kernel rates are mostly a property of the measured server alone.
-        - The prior is a Cauchy distribution. Its heavy tails permit a server that differs much from the tables.
+        - The width of each constant's prior distribution is `transfer_spread`. This width is small for the rates of
+          kernels, because an unusual rate of a kernel is mostly a property of the measured server.
+        - The prior distributions are Cauchy distributions. Their heavy tails allow for a server that differs much from
+          the tables.
         """
         from scipy.optimize import least_squares
 

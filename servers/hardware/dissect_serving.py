@@ -217,5 +217,8 @@ def _with_deployment(state: ServingState, **fields: Any) -> ServingState:
 
 
 def _with_gpus(state: ServingState, like: ServingState) -> ServingState:
-    """Return a copy of `state` with as many GPUs per layer and as many replicas as the state `like`."""
+    """Return a copy of `state` with the number of GPUs from another state, `like`.
+
+    Two fields are copied from `like`: the number of GPUs that share a layer (`tensor`), and the number of replicas.
+    """
     return replace(_with_deployment(state, tensor=like.deployment.tensor), replicas=like.replicas)

@@ -131,7 +131,7 @@ def network(name: str) -> NetworkGeneration:
 
 
 def known_names(table: str) -> list[str]:
-    """Return the names in the first column of a table, in its order."""
+    """Return the names in the first column of `table`, in the order of the rows."""
     return list(builtin_table(FOLDER, table))
 
 
@@ -246,7 +246,10 @@ def network_notes(changes: Iterable[str], *, in_machine: bool, between_machines:
 
 
 def refuse_unused_networks(changes: Iterable[str], *, in_machine: bool, between_machines: bool) -> None:
-    """Raise HardwareError if nothing is sent over a network in `changes`. See `network_notes` for the arguments."""
+    """Raise HardwareError if `changes` contains a network over which nothing is sent, such as `network=NVLink 5`.
+
+    `in_machine` is True if the GPUs of a machine exchange data. `between_machines` is True if machines do.
+    """
     for note in network_notes(changes, in_machine=in_machine, between_machines=between_machines):
         raise HardwareError(f"{note}; leave it out")
 

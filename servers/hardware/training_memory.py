@@ -65,9 +65,10 @@ class StepMemory:
 
 
 def peak_memory(step: TorchStep) -> StepMemory:
-    """Return the peak memory of a step, which occurs between the end of the forward pass and the optimiser.
+    """Return the peak memory of a training step on one device.
 
-    With offloading, weights, gradients and optimiser states count as 0, because they are in host memory.
+    The peak is in the backward pass, or just before it. With offloading, weights, gradients and optimiser states count
+    as 0, because they are in host memory.
     """
     if step.offload:
         return StepMemory(0.0, 0.0, 0.0, max(temporary for _, temporary in _memory_over_time(step)))

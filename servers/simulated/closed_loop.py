@@ -136,7 +136,10 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
 
 
 def _policy(deployment: Deployment, load: Load) -> Policy:
-    """Return the batching policy of the engine of a deployment, with the settings of a load."""
+    """Return the batching policy with which the engine of `deployment` is simulated.
+
+    `load.settings` contains settings of the engine for this load, such as the maximum number of sequences in one step.
+    """
     policy = policy_of(deployment.framework)
     assert policy is not None
     settings = load.settings

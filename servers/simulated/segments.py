@@ -29,7 +29,11 @@ WRONG_JSON = '{"unexpected": null}'
 
 
 class AnswerPiece(NamedTuple):
-    """The part of an event that belongs to one segment."""
+    """The part of a stream event that belongs to one segment of the answer.
+
+    A segment is the reasoning, the text or the tool call of an answer. One event can contain the end of the reasoning
+    and the beginning of the text, for example.
+    """
 
     segment: Segment
     segment_index: int

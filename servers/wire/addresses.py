@@ -37,13 +37,14 @@ REST_S = 5.0
 
 
 def select_addresses(target: Target) -> Target:
-    """Connect to each address of `target`, and return the target with only the addresses that the run uses.
+    """Return `target` with only those addresses that the run will use.
 
-    The run uses the addresses that accept a connection. If both IPv4 and IPv6 addresses accept one, only those of the
-    same IP version as the first of them are used.
+    The function tries to connect to each address. The run uses the addresses that accept the connection. If these are
+    both IPv4 and IPv6 addresses, only one of the two versions is used: that of the first address that accepts the
+    connection.
 
-    The target is returned unchanged if it has only one address, or if no address accepts a connection. If no address
-    accepts a connection, the requests of the run fail later and record the error.
+    If no address accepts the connection, all of them are kept. The requests of the run then fail and record the error.
+    A target with a single address is returned without a test.
     """
     if len(target.addresses) == 1:
         return target
@@ -212,7 +213,7 @@ class Connector:
         return connection
 
     def _address_name(self, address: Address) -> str:
-        """Return the name of the replica together with one of its addresses, for a target with several addresses."""
+        """Return the name of the replica, followed by `address`. Targets with several addresses use this text."""
         return f"{self._name} {address_text(address)}".strip()
 
     def _attempt(self, addresses: Sequence[Address], errors: list[OSError]) -> Connection | Awaitable[Connection]:

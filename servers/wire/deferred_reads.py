@@ -139,12 +139,12 @@ class RateDropDetector:
     def rate_dropped(self) -> bool:
         """Return True if the rate of TCP segments has dropped since the last call of this method.
 
-        The rate of an interval between two calls is the number of segments per second. It has dropped if it is less
-        than FEWER times the lowest of the previous COMPARED rates. One previous rate would not be enough, because rates
-        vary: the tokens of many streams arrive together at each step of the engine.
+        The rate is the number of segments per second in the interval between two calls. There are two kinds of drops:
 
-        The rate has also dropped if no segment has arrived in the last two intervals. After a drop, this second rule
-        does not apply until a segment has arrived.
+        - The new rate is less than FEWER times the lowest of the previous COMPARED rates. Several rates are compared,
+          because rates vary: the tokens of many streams arrive together at each step of the engine.
+        - No segment has arrived in the last two intervals. After a drop of either kind, this kind is not reported until
+          another segment has arrived.
         """
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]

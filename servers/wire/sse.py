@@ -172,10 +172,10 @@ def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
 
 
 def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
-    """Add the events in the last lines of a body, which are not followed by a blank line, to `events`.
+    """Add the events in the last lines of a body to `events`, although no blank line follows these lines.
 
-    `block` contains these lines, `end` is the offset at which they end, and `closed` is True if no more bytes can
-    follow. Return True if all these lines belong to added events, and False if they end with an incomplete event.
+    `block` contains the lines, and `end` is the offset at which they end. `closed` is True if no more bytes can follow.
+    Return True if every line belongs to an added event. Return False if some lines are still an incomplete event.
     """
     if closed and block.is_whole():
         events.add(block, end)

@@ -116,7 +116,9 @@ STORED = msgspec.json.Decoder(Span)
 
 
 class RecordedCall(NamedTuple):
-    """A request to a model: its span, and the node of the session that replays it."""
+    """A recorded request to a model, as its span in the file (`span`) and as the request that loadgen will send
+    (`draft`).
+    """
 
     span: Span
     draft: DraftNode
@@ -284,8 +286,9 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
     """Return the requests in `earlier` that `call` directly follows.
 
-    `call` follows every request that had ended when `call` started. If one of these requests started after another of
-    them had ended, `call` follows the earlier one only indirectly. The earlier one is then left out.
+    These are the requests that had ended when `call` started, but only the last ones. A request is left out if another
+    of them started after its end. For example, if A ended, then B started and ended, and then `call` started, only B is
+    returned.
     """
     ended = [other for other in earlier if other.end_ns <= call.start_ns]
     latest_start_ns = max((other.start_ns for other in ended), default=0)

@@ -193,9 +193,10 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(shape, group)
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        """Return the state for the next layer, given the state `carried` from the previous layer.
+        """Compute this layer: its attention and its MLP.
 
-        In this class, the state is the hidden state after both blocks.
+        `carried` is the output of the previous layer, and the result is passed to the next layer. In this class, both
+        are the hidden state. In subclasses, they may contain more.
         """
         group = self.group
         normed = group.copy_to_ranks(self.input_layernorm(carried))

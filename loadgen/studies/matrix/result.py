@@ -120,10 +120,10 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 
 
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
-    """Write one frontier page for each workload that has sweeps.
+    """Write one frontier page for each workload with sweeps. The page compares these sweeps.
 
-    Simulated servers may have clocks of different speeds, and such sweeps cannot be compared. A page therefore shows
-    only sweeps with the clock speed of its first sweep.
+    Sweeps of simulated servers with different clock speeds cannot be compared. A page therefore contains only the first
+    sweep of the workload and further sweeps with the same clock speed.
     """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {

@@ -109,10 +109,10 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return by which factor `bounds` must be multiplied so that the share `share` of the requests meets them.
+    """Return the smallest factor by which `bounds` can be multiplied so that enough requests meet them.
 
-    `share` is a number such as 0.99. The result contains the smallest such factor, and the multiplied bounds. A factor
-    below 1 means that the requests would meet even stricter bounds.
+    `share` is the share of the requests that is enough, such as 0.99. The result also contains the multiplied bounds. A
+    factor below 1 means that the requests would meet even stricter bounds.
 
     `ordered` contains one number per request, in ascending order: the smallest factor at which this single request
     meets the bounds (see `bound_scale`). This number is infinite for requests that are not complete. Return None if it

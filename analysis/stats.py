@@ -352,8 +352,8 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
     """Return how many independent samples would determine a quantile of `samples` as exactly as `samples` do.
 
-    `share` is the share of the quantile, such as 0.5 for the median. `ordered` contains the samples in ascending order.
-    If `offsets` is None, the samples are independent, and the result is their number.
+    `share` selects the quantile: for example, 0.5 is the median. `ordered` contains the samples in ascending order. If
+    `offsets` is None, the samples are independent, and the result is their number.
 
     Otherwise, `offsets` divides the samples into groups. Samples of a group may depend on each other. The result is
     then `F * (1 - F) / variance`:

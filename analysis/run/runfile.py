@@ -186,7 +186,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def workloads(self) -> list[WorkloadFacts]:
-        """The properties of the workload of the run, which follow from the value of `--workload`.
+        """The properties of the run's workload, derived from the value of `--workload`.
 
         A run with classes of traffic has one entry for each class. Any other run has one entry.
         """

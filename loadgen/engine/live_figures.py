@@ -108,9 +108,9 @@ class TokenRate:
     """Estimates how many tokens have arrived, and how many arrive per second.
 
     The tokens of a response are counted only after the response has ended. For an unfinished response, only the number
-    of bytes is known. The number of its tokens is estimated as the bytes times the tokens per byte of the finished
-    responses. Until a response has finished, the tokens per byte come from a sample: the beginning of one unfinished
-    response.
+    of bytes is known. Its tokens are estimated: the number of bytes is multiplied by the tokens per byte of the
+    finished responses. Until the first response has finished, the tokens per byte come from a sample, which is the
+    beginning of one unfinished response.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:

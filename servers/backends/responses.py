@@ -188,11 +188,10 @@ def _standard_fields(request: Request, model: str) -> dict[str, Any]:
 
 
 def _read_events(payloads: Sequence[bytes]) -> tuple[list[ResponsesEvent], str]:
-    """Decode `payloads`, one event per payload. Return the events before the first unreadable event, and a text about
-    it.
+    """Decode one event per payload, up to the first event that cannot be read.
 
-    The text is empty if all events are readable. An event with a part of the answer must have a text in `delta`.
-    Otherwise, it counts as unreadable.
+    Return the decoded events, and a description of the unreadable event ("" if all events are readable). An event with
+    a part of the answer must have a text in `delta`. Otherwise, it counts as unreadable.
     """
     events, broken = decode_events(payloads, _EVENTS)
     for index, event in enumerate(events):

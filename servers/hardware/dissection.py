@@ -323,7 +323,7 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
-    """Return the change of the memory capacity from that of the GPU `old` to that of the GPU `new`.
+    """Return the FactorChange from the memory capacity of the GPU `old` to that of the GPU `new`.
 
     The capacity limits the settings of a server or of a training job: for example the number of requests in flight, or
     the micro-batch. `apply` takes a state, which is a server with its load or a training job. It returns the state with

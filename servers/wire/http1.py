@@ -173,11 +173,11 @@ class ResponseFraming:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Find the ends of chunks quickly, as long as the chunks have a usual size. Stop at the first other chunk.
+        """Find complete chunks of a usual size quickly. Stop at the first other chunk.
 
-        A usual size has two or three hexadecimal digits. `raw` contains the bytes of the response from the position
-        `offset` on. The function reads only the few bytes around the size line of each chunk. Parsed size lines are
-        cached, because most chunks of a stream have one of a few sizes.
+        A usual size is written with two or three hexadecimal digits. `raw` contains the bytes of the response from the
+        position `offset` on. The method reads only the few bytes around the size line of each chunk. Parsed size lines
+        are cached, because most chunks of a stream have one of a few sizes.
         """
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line

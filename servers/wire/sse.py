@@ -115,7 +115,8 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_named(body: bytes) -> Split | None:
-    """Split a body whose events all consist of two lines: `event: NAME`, and `data: ` with a JSON object.
+    """Split `body` into its events, if every event consists of two lines: `event: NAME`, and `data: ` with a JSON
+    object.
 
     Return None for any other body. Also return None if the name of an event contains `error` or `exception`.
     """

@@ -54,9 +54,8 @@ class Gate:
 class GateResult:
     """The result of a gate, which is a condition of --fail-if, such as `ttft.p99 worse by 5%`.
 
-    All differences are between A and B, and are positive if B is worse. They are relative to A: 0.05 is 5% of A's
-    value. For a figure that is itself a share, they are differences of two shares: 0.05 is the difference between 90%
-    and 85%.
+    Differences between A and B are positive if B is worse. A difference is relative to A: 0.05 is 5% of A's value. If
+    the figure is itself a share, a difference is one share minus the other: 0.05 is the difference between 90% and 85%.
     """
 
     condition: str

@@ -570,9 +570,9 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 def _keep_removed_once(run: Run) -> None:
     """Correct `run.removed`, the summaries of files of Records that were removed during the run (--keep-records).
 
-    Some of these files may also have been read. The summaries of these files are deleted, because their requests would
-    otherwise count twice. A file can be both read and summarised if it was removed while this process read the run, or
-    if its removal failed.
+    If this process has also read a file itself, the summary of this file is deleted, because the requests in the file
+    would otherwise count twice. This happens if the file was removed while this process read the run, or if its removal
+    failed.
 
     If there are several summaries of a file, only the last one is kept.
     """

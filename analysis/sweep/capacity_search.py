@@ -225,9 +225,10 @@ class Search:
         """Return, for each load of the grid, the probability that this load is the capacity, before the first run of
         the search.
 
-        The capacity is assumed to be near `full_rate`, the full throughput that the pilot measured. The probability
-        falls exponentially with the distance from it: slowly for lower loads, and quickly for higher loads. A small
-        part of the probability (PILOT_DOUBT) falls slowly in both directions, because the pilot may be wrong.
+        The capacity is assumed to be near `full_rate`, the full throughput that the pilot measured. The probability of
+        a load falls exponentially with the distance of the load from `full_rate`: slowly for lower loads, and quickly
+        for higher loads. A small part of the probability (PILOT_DOUBT) falls slowly in both directions, because the
+        pilot may be wrong.
         """
         distance = np.log(self._grid / full_rate)
         near = np.where(distance < 0, np.exp(distance / BELOW_FULL), np.exp(-distance / ABOVE_FULL))

@@ -190,7 +190,7 @@ class DisaggregatedEngine:
         self._starts[self._numbers_of[worker]] = start_ns
 
     def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
-        """Pass on jobs whose prompts have just been computed: their KV caches are sent to a decode worker.
+        """Send the KV caches of jobs to decode workers. The prompts of these jobs have just been computed.
 
         `ended` contains the token times of these jobs on their prefill worker. A job with a single output token is
         already finished, and needs no decode worker. The token times of such jobs are yielded.

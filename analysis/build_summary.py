@@ -335,10 +335,11 @@ def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
 
 
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
-    """Return how many tokens the client requested and how many the server reported, over all requests sent.
+    """Return the numbers of tokens that the client requested and that the server reported, over all requests sent.
 
-    The result also counts the complete requests whose reported output length differs from the requested length. If
-    `may_end` is true, responses may end early, and a response that is too short is not counted.
+    The result also contains the number of complete requests with a wrong output length: the server reported another
+    length than the client requested. If `may_end` is True, responses may end early, so a response that is too short is
+    not counted as wrong.
     """
     # NaN (an unknown length) is neither longer nor shorter. Some requests state no length, which is stored as 0.
     requested = np.where(frame.output_asked > 0, frame.output_asked, np.nan)

@@ -193,14 +193,14 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
 
 
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
-    """Return a sentence that states up to which event rate TTFT is exact: the p99 of its error is below 1 ms.
+    """Return a sentence that states the highest event rate at which the measured TTFT is exact.
 
-    `fastest` is the comparison at the highest rate with an exact TTFT, or None if TTFT was never exact. `limited_by`
-    states why no higher rate was found:
+    TTFT is exact if the p99 of its error is below 1 ms. `fastest` is the comparison at the highest rate with an exact
+    TTFT, or None if TTFT was never exact. `limited_by` says why the sentence names no higher rate:
 
     - `client`: TTFT was not exact at a higher rate.
-    - `server`: the simulated server could not send events at a higher rate.
-    - `time`: no higher rate was tried.
+    - `server`: The simulated server could not send events at a higher rate.
+    - `time`: No higher rate was tried.
     """
     error = duration(EXACT_TTFT_ERROR_S)
     if fastest is None:

@@ -54,14 +54,15 @@ def find_change_points(values: Floats) -> list[int]:
 
 
 def noise_of(values: Floats) -> float:
-    """Return the noise of a series: its standard deviation around its level, corrected for correlated neighbours.
+    """Return by how much the values of a series deviate from its level, corrected for correlated neighbours.
 
-    The standard deviation is estimated from the differences between values that are up to MAX_LAG positions apart. The
-    level is the same for both values of most of these differences.
+    The noise is computed in two steps:
 
-    If neighbouring values are correlated, the mean of a segment is less certain than the mean of independent values.
-    The noise is therefore larger than the standard deviation. It is the standard deviation of independent values whose
-    mean would be equally uncertain. The correlation is assumed to be that of a first-order autoregressive process.
+    - The standard deviation is estimated from the differences between values that are up to MAX_LAG positions apart.
+      The level rarely changes between two values that are so close together, so it hardly affects the estimate.
+    - If neighbouring values are correlated, the mean of a segment is less certain than the mean of independent values.
+      The standard deviation is then increased, to that of independent values whose mean would be equally uncertain. The
+      correlation is assumed to be that of a first-order autoregressive process.
     """
     by_lag = [_median_difference(values, lag) for lag in range(1, min(MAX_LAG, len(values) // 4) + 1)]
     deviation = max(by_lag, default=0.0)

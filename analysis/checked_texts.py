@@ -1,4 +1,4 @@
-"""Counts responses whose text is suspect, and responses that contain the text that their request expects."""
+"""Counts responses whose text is suspect (such as an empty text), and responses that contain an expected text."""
 
 from __future__ import annotations
 

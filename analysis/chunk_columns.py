@@ -224,14 +224,15 @@ class OrderStatistics:
         return counts
 
     def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
-        """Finish a radix search by sorting the few samples that are still possible. Return the sample at each rank.
+        """Return the sample at each requested rank, by sorting the few samples that a radix search has left over.
 
         The search has already found the first bits of each result. The last `bits` bits are still unknown.
 
         - `prefixes[i]` contains the first bits of result i.
-        - `ranks[i]` is the rank of result i among the samples that begin with these bits, counted from 0.
-        - `groups` contains the different values in `prefixes`, in ascending order. Samples that begin with other bits
-          are left out.
+        - `ranks[i]` is the rank of result i, counted from 0. It is the rank among the samples that begin with
+          `prefixes[i]`.
+        - `groups` contains the distinct values of `prefixes`, in ascending order. Samples that begin with other bits
+          are ignored.
         """
         is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
         if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.

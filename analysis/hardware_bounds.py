@@ -116,11 +116,11 @@ def _phase_text(bounds: Labelled, phase: str, size: str) -> str:
 
 
 def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
-    """Return rows with the ridge of each GPU: the arithmetic intensity from which compute is the limit.
+    """Return the table rows with the ridges of each GPU. The keys are the names of the rows.
 
-    The keys are the names of the rows. A GPU has a different ridge for each number format in which a kernel may
-    compute. The first row contains the ridges of the first kernel. If a later kernel has other ridges, a further row is
-    added, which is named after this kernel.
+    A ridge is the arithmetic intensity (FLOP/byte) from which compute limits a kernel. A GPU has a different ridge for
+    each number format in which a kernel may compute. Kernels with equal ridges share one row. The first row is named
+    `ridge`. The name of a further row contains its first kernel.
     """
     by_name: dict[str, list[str]] = {}
     for same in _kernels(bounds, phase):

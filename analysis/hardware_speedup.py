@@ -1,4 +1,8 @@
-"""Terminal report and page of `loadgen hardware compare`: the speed-up from one GPU to the next, factor by factor."""
+"""Formats the result of `loadgen hardware compare` as text for a terminal and as a page.
+
+The command predicts how much faster each GPU is than the GPU before it. The speed-up is divided into factors, such as
+compute rate and memory.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Checks with Little's law whether throughput, latency and the number of requests in flight agree.
+"""Checks whether the throughput, the latency and the number of requests in flight of a run agree with Little's law.
 
-The law L = lambda W applies to any system (Little, "A proof for the queuing formula L = lambda W", 1961). L is the mean
-number of requests in flight, lambda is the throughput, and W is the mean latency. A run measures all three
-independently. If lambda W differs from L, throughput and latency cover different requests. For example, a window may
-contain the end of a stall, but not the requests that waited during the stall.
+The law L = lambda * W applies to any system (Little, "A proof for the queuing formula L = lambda W", 1961). L is the
+mean number of requests in flight, lambda is the throughput, and W is the mean latency. A run measures all three
+independently. If lambda * W differs from L, the throughput and the latency cover different requests. For example, a
+window may contain the end of a stall, but not the requests that waited during the stall.
 
 Over a whole run, the law is exact if L counts only complete requests. Incomplete requests in flight are counted
 separately.
@@ -11,19 +11,19 @@ separately.
 In a shorter window, the law holds only approximately. About L requests are in flight at each end of the window. Each of
 these requests is partly inside the window and partly outside:
 
-- In lambda W, the request counts with its full latency if it ends inside the window, and not at all otherwise. The mean
-  latency is E[W].
+- In lambda * W, the request counts with its full latency if it ends inside the window, and not at all otherwise. The
+  mean latency is E[W].
 - In L, the request counts with the part of its latency that is inside the window. At a random instant, the mean
   remaining latency of the requests in flight is E[W^2] / (2 E[W]).
 
-A request at an end of the window therefore adds between 0 and E[W] to lambda W, and about E[W^2] / (2 E[W]) to L. The
-tolerance is the sum of both values for all requests at the two ends, and 10% of L. If T is the length of the window,
-the tolerance is
+A request at an end of the window therefore adds between 0 and E[W] to lambda * W, and about E[W^2] / (2 E[W]) to L. The
+tolerance allows for both values, for all requests at the two ends. It also allows for 10% of L, and for the latency
+W_max of the slowest request. If T is the length of the window, the tolerance is
 
     0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 
-W_max is the latency of the slowest request. It allows for random differences, which matter if few requests are in
-flight. For a whole run, the tolerance is only the first term.
+W_max allows for random differences, which matter if few requests are in flight. For a whole run, the tolerance is only
+the first term.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ STOPPED = "cancelled"
 
 
 def check(frame: Frame) -> LittlesLaw | None:
-    """Compare the throughput times the mean E2E latency with the mean number of requests in flight.
+    """Compare the mean number of requests in flight with the product of the throughput and the mean E2E latency.
 
-    Return None if no complete request was due inside the window.
+    By Little's law, the two numbers are about equal. Return None if no complete request was due inside the measurement
+    window.
     """
     span = frame.span_ns
     e2e = (frame.last_ns - frame.sent_ns)[frame.sampled]

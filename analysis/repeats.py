@@ -158,15 +158,16 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Return `figure` with corrections to its interval, and with `thin` set for percentiles from too few samples.
+    """Return `figure` with a corrected confidence interval, and with `thin` set for a percentile of too few samples.
 
-    `name` is the name of the figure, and `summaries` are the summaries of its runs.
+    `name` is the name of the figure, such as `ttft.p99`. `summaries` are the summaries of its runs.
 
-    - Every figure: the interval does not extend below 0, because no figure is negative.
-    - Percentile: if at least one run has too few samples, `thin` is set.
-    - Share: the interval does not extend above 1.
-    - Share of requests: the interval is also widened to at least the exact binomial interval over the requests of all
-      runs (Clopper and Pearson). Otherwise, runs with similar results by chance would give too narrow an interval.
+    - A percentile gets `thin` if at least one run has too few samples for it.
+    - No figure is negative, so the interval is cut off at 0.
+    - A share is at most 1, so its interval is also cut off at 1.
+    - The interval of a share of requests is widened first. It then contains the exact binomial interval over the
+      requests of all runs (Clopper and Pearson). Without this correction, the interval would be too narrow if the runs
+      had similar results by chance.
     """
     if any(is_thin(summary, name) for summary in summaries):
         figure = msgspec.structs.replace(figure, thin=True)

@@ -89,10 +89,10 @@ def _tool_share(tool_ns: NDArray[Any], makespan_s: NDArray[Any]) -> float | None
 
 
 def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
-    """Return the requested and the actual delays between the requests of sessions that are graphs.
+    """Return figures on the delays between the requests of session graphs: as requested, and as measured.
 
-    An edge leads from one request to a second request. The second request is not due before a given delay after the end
-    (or the start) of the first request. If several edges lead to a request, the request is due when the last of these
+    An edge leads from a parent request to a later request. The later request is not due before a given delay after the
+    end (or the start) of its parent. If several edges lead to the later request, it becomes due when the last of these
     delays is over. The distributions in the result cover only the edge with this last delay.
     """
     order = np.argsort(frame.id)

@@ -108,7 +108,7 @@ class _JudgedPart(msgspec.Struct):
 
     @property
     def incomplete(self) -> int:
-        """The number of requests in the window without a latency, because they are not complete."""
+        """The number of requests that have no latency, because they are not complete or have no Record."""
         return int((self.frame.inside & ~self.frame.complete).sum()) + self.requests.unrecorded
 
 

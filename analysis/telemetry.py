@@ -642,10 +642,10 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels for `subject`, the name of a device or process.
+    """Return the fields of MemoryLevels for one device or process, whose name is `subject`.
 
-    `moments` contains a pair for each reading: the moment of the run, such as `idle`, and the values of the reading.
-    `figure` is the name of the value that is the memory in use, such as `memory_used_bytes`.
+    `moments` contains a pair for each reading: the moment of the run, such as `idle`, and the figures that were read.
+    `figure` is the name of the figure that states the memory in use, such as `memory_used_bytes`.
     """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
@@ -697,11 +697,11 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 
 
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
-    """Return the share of GPU memory that the engine reserves when it starts, with a note about this share.
+    """Return the share of GPU memory that the engine reserves when it starts, with a note for the reader.
 
-    The share comes from the last valid reading in `source_readings`. If the server does not report the share, the share
-    is None, and the note states the default of the backend. Return None for a simulated server, and for a backend whose
-    reservation is not known.
+    The share comes from the last reading in `source_readings` that did not fail. If the server does not report the
+    share, the share is None, and the note states what the backend reserves by default. Return None for a simulated
+    server, and for a backend whose reservation is not known.
     """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):

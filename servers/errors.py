@@ -108,7 +108,7 @@ class LimitError(ServerError):
 
 
 class VersionError(ServerError):
-    """The server has a version whose measurements on the requested endpoint are known to be misleading."""
+    """The version of the server is known to give misleading measurements on the requested endpoint."""
 
 
 class UncountableError(ServerError, UnknownCountError):

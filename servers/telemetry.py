@@ -521,9 +521,11 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
 
 
 def _library(module: str, package: str) -> Any:
-    """Import a library on first use, so that commands without telemetry start faster.
+    """Import `module` on first use, so that commands without telemetry start faster.
 
-    Raises NotMeasuredError if the library is not installed, for example after `pip install --no-deps`."""
+    `package` is the name under which pip installs the module. Raises NotMeasuredError if the module is not installed,
+    for example after `pip install --no-deps`.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -41,7 +41,7 @@ class CanaryPrompt(msgspec.Struct, frozen=True):
 
 
 def build_canaries(count: int, seed: int) -> list[CanaryPrompt]:
-    """Return `count` canaries. The same seed gives the same canaries."""
+    """Return `count` canaries: test prompts that ask for a code word. Equal seeds give equal canaries."""
     canaries = []
     for number in range(count):
         random = Random(f"{seed}/canary/{number}")  # noqa: S311 - words, not secrets

@@ -1,4 +1,4 @@
-"""Parses `--cancel`, such as `5% after 2s`, and chooses the requests whose client gives up."""
+"""Parses `--cancel`, such as `5% after 2s`, and chooses the requests that clients abandon."""
 
 from __future__ import annotations
 

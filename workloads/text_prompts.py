@@ -114,13 +114,13 @@ class _TextBuilder:
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
         """Return a writer that builds the texts of the run from the words of `vocabulary`.
 
-        The first word of a text can have another number of tokens than the same word later in the text. For most words,
-        the number at the start of a text is not measured. The writer therefore starts each text with one of the first
-        OPENINGS words of the vocabulary, whose number is measured.
+        A word at the start of a text may have another number of tokens than later in the text. Only the first OPENINGS
+        words of the vocabulary were measured at the start of a text. The writer therefore begins each text with one of
+        these words.
 
         These few words may not be enough to reach every length, or to make enough different short texts. This method
-        then measures the number of tokens at the start of a text for all words of the vocabulary, and tries again. If
-        the number of requests is known, it first records the lengths of all prompts of the run.
+        then measures all words of the vocabulary at the start of a text, and tries again. If the number of requests is
+        known, it first records the lengths of all prompts of the run.
 
         `count` counts the tokens of complete texts. It is None if the token count of a text is the sum over its words.
         Raises PromptError if the second attempt also fails.

@@ -379,13 +379,13 @@ class TextSurvey:
     def position(self, number: int, tokens: int) -> int:
         """Return the position of one prefix among all prefixes of the run, counted from 0.
 
-        A prefix is the beginning of one or more prompts: a shared span, or the text of a whole prompt. The shared spans
-        have the first positions, and the texts follow.
+        A prefix is a text with which prompts begin. It is either a shared span, with which several prompts begin, or
+        the whole text of a prompt. The shared spans have the first positions, and the whole texts follow.
 
-        - `number` is the number of the prefix. Texts have the numbers 0, 1, 2, ..., and shared spans have negative
-          numbers.
-        - `tokens` is the length of the prefix. A shared span is identified by its number and its length. The position
-          of a text does not depend on its length.
+        - `number` is the number of the prefix. Whole texts have the numbers 0, 1, 2, ..., and shared spans have
+          negative numbers.
+        - `tokens` is the length of the prefix. Two shared spans may differ only in their length. For a whole text, the
+          length does not matter.
         """
         if number >= 0:
             return self.total - self._texts + number

@@ -321,11 +321,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return [*map(self._complete, islice(requests, spec.warmup))]
 
     def _complete(self, request: Request) -> Request:
-        """Return the request with everything that the WorkloadSpec adds to it: fields, images, or a recording.
+        """Return `request` with everything that the WorkloadSpec adds to requests: fields, images, or a recording.
 
-        A field that the body of the request already has keeps its value. If the requests of the run contain recordings,
-        a synthetic recording replaces the prompt, unless the request already has a recording. Raises WorkloadError if
-        the request has images and the endpoint is not a chat endpoint.
+        A field that the body of the request already has keeps its value. If the run sends recordings, a synthetic
+        recording replaces the prompt of the request, unless the request already has a recording. Raises WorkloadError
+        if the request has images and the endpoint is not a chat endpoint.
         """
         spec = self.spec
         if spec.recordings and request.recording is None:

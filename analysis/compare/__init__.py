@@ -415,11 +415,12 @@ def _first_seed(run: ComparedRun) -> int:
 
 
 def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]:
-    """Return a list with at most one note for the reader on the random seeds of A and B.
+    """Return a list with at most one note for the reader of a comparison of A and B, about their random seeds.
 
-    - The seeds differ: the prompts of A and B differ by chance.
-    - The seeds are equal, and A and B used the same real server: a prefix cache may have helped B, because the server
-      had already seen the prompts. There is no such note if the cache of the server was empty before each run of B.
+    - If the seeds differ, the note says that the prompts of A and B differ by chance.
+    - If the seeds are equal, and A and B used the same real server, the note says that a prefix cache may have helped
+      B, because the server had already seen the prompts. There is no such note if the prefix cache was emptied before
+      each run of B, or if the server uses none.
     """
     seeds_a, seeds_b = ({_first_seed(run) for run in group} for group in (a, b))
     if seeds_a != seeds_b:

@@ -226,10 +226,11 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 
 
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
-    """Return the smallest observed difference at which these runs would have shown that B is worse than A.
+    """Return the smallest difference between A and B at which these runs would have shown that B is worse than A.
 
-    If this difference had been observed, its lower confidence limit would be 0. The confidence of the limit is `1 -
-    error_rate`. Return None if the confidence interval of `row` is unbounded.
+    This difference is the margin of error: the distance from the observed difference to the confidence limit on its
+    better side. The confidence of this limit is `1 - error_rate`. Return None if the confidence interval of `row` is
+    unbounded.
     """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)

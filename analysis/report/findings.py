@@ -294,10 +294,11 @@ def incomplete_text(counts: Sequence[RequestCounts]) -> str:
 
 
 def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
-    """Return why requests of these runs are not complete: the number of requests by reason, in descending order.
+    """Count the requests that are not complete, by reason. The most frequent reason comes first.
 
-    The error kinds `http_status` and `rejected` have one reason per HTTP status, such as `HTTP 500` and `rejected (HTTP
-    503)`. A reason is worded so that it can follow a number."""
+    The error kinds `http_status` and `rejected` are split by HTTP status, into reasons such as `HTTP 500` and `rejected
+    (HTTP 503)`. Every reason can follow a number in a sentence.
+    """
     reasons = Counter[str]()
     for requests in counts:
         for kind, count in requests.errors.items():
@@ -699,7 +700,10 @@ def canaries_sentence(canaries: CanaryFigures) -> str:
 
 
 def expected_finding(summary: Summary) -> Finding | None:
-    """Return a finding on how many responses contain their expected text, or None if no request states such a text."""
+    """Return a finding on the number of responses that contain the text that their request expects.
+
+    Return None if no request states an expected text.
+    """
     texts = summary.expected_texts
     if texts is None:
         return None

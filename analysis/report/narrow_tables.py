@@ -47,10 +47,10 @@ def fit(table: Table, width: int) -> list[Table]:
 
 
 def _name_columns(table: Table) -> int:
-    """Return how many columns at the left of a table together contain the name of each row.
+    """Return how many columns at the left of `table` contain the names of the rows.
 
-    The last of these columns is the first column of kind `head`. If there is no column of this kind, the first column
-    alone contains the name.
+    These are all columns up to the first column of kind `head`, including this column. If there is no column of this
+    kind, only the first column contains the name.
     """
     kinds = [column.kind for column in table.columns]
     return kinds.index("head") + 1 if "head" in kinds else 1

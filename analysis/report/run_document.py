@@ -464,9 +464,10 @@ def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
-    """Return the blocks on requested and reported token counts: a folded table and the sentences in `counted`.
+    """Return the blocks of the page that compare the requested and the reported token counts.
 
-    `counted` says how tokens were counted. On a page of several runs, the blocks begin with a sentence on each run.
+    A folded block contains a table and the sentences in `counted`, which say how tokens were counted. A page of several
+    runs also has one sentence per run, above this block.
     """
     several = len(summaries) > 1
     counts = (tables.lengths(summaries), Paragraph(" ".join(counted), "note"))

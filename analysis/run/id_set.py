@@ -52,7 +52,7 @@ class IdSet:
 
 
 def _bits_of(positions: set[int]) -> bytearray:
-    """Return a page of the set as a bit array in which the bits at `positions` are 1."""
+    """Return a page of an IdSet as a bit array. The bits at `positions` are 1, and all other bits are 0."""
     page = bytearray(1 << (PAGE_BITS - 3))
     for position in positions:
         page[position >> 3] |= 1 << (position & 7)

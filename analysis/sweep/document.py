@@ -443,10 +443,14 @@ def _is_within(step: SweepStep, sweep: SweepResult) -> bool:
 
 
 def best_cards(sweeps: Mapping[str, SweepResult], link: Links) -> list[Block]:
-    """Return cards that name the best sweeps: the largest capacity, and the best figures within the capacity.
+    """Return a block with cards that name the best sweeps, such as the sweep with the largest capacity.
 
-    The keys of `sweeps` are the displayed names. The result is empty if there are fewer than two sweeps, or if their
-    servers ran at different speeds."""
+    Further cards name the sweeps with the highest throughput, the lowest cost and the lowest energy. These figures are
+    compared at the best step of each sweep.
+
+    The keys of `sweeps` are the displayed names. `link` returns the link to the report of a step. The result is empty
+    if there are fewer than two sweeps, or if their servers ran at different clock speeds.
+    """
     if len(sweeps) < 2 or len({sweep.speed for sweep in sweeps.values()}) > 1:
         return []
     cards = _best_capacity(sweeps, link)

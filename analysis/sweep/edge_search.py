@@ -45,7 +45,8 @@ CLEAR = 0.05
 class EdgeSearch:
     """Searches for the largest request rate that a server keeps up with.
 
-    `estimate` is an estimate of this rate in requests per second, from the pilot (closed loops before the search).
+    `estimate` is a first estimate of this rate in requests per second. It comes from the pilot: short closed loops that
+    run before the search.
     """
 
     def __init__(self, estimate: float, *, confidence: float = 0.95, precision: float = 0.1) -> None:

@@ -348,7 +348,7 @@ def _numbers(option: str, listed: str, smallest: int = 1) -> list[int]:
 
 
 def _check_parallel_experts(space: SearchSpace, shape: ModelShape) -> None:
-    """Raise PlanError if the user requests several expert or attention groups for a model without experts."""
+    """Raise PlanError if the user divides experts or attention (--ep, --dp-attention) for a model without experts."""
     if shape.experts is None and max(*space.expert_groups, *space.attention_groups, 1) > 1:
         raise PlanError(
             f"{shape.name} has no experts: --ep and --dp-attention need a mixture of experts", "Leave both out."

@@ -188,9 +188,9 @@ class Output:
 
     @contextmanager
     def progress(self, plan: Plan | None, *, plain: bool = True) -> Iterator[OnProgress]:
-        """Show the progress of a run on stderr while this context is open.
+        """Show the progress of a run on stderr in a `with` block. Yield the function that updates the display.
 
-        If stderr is not a terminal, progress is shown only with `plain`.
+        With --quiet, no progress is shown. If stderr is not a terminal, progress is shown only if `plain` is True.
         """
         from loadgen.live.terminal import show_progress
 

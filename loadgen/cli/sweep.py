@@ -259,12 +259,12 @@ def sweep(
 ) -> None:
     """Find the largest load that a server can carry.
 
-    Without objectives, that is the largest rate at which no queue grows. With --objective, it is the largest load at
-    which all objectives hold. Closed loops of a few seconds measure the full throughput of the server. Runs at rates
-    near it then find the capacity. Each run ends as soon as its result is clear. Exit codes: 0 capacity known with the
-    requested precision; 2 usage error; 3 server not reachable, not the expected one, or refusing every request; 4 the
-    objectives do not hold at the lowest load; 5 the client was the limit; 6 capacity not known with the requested
-    precision; 130 interrupted.
+    Without objectives, this is the largest request rate at which no queue grows. With --objective, it is the largest
+    load at which all objectives hold. First, closed loops of a few seconds measure the full throughput of the server.
+    Runs at rates near this throughput then find the capacity. Each run ends as soon as its result is clear. Exit codes:
+    0 capacity known with the requested precision; 2 usage error; 3 server not reachable, not the expected one, or
+    refusing every request; 4 the objectives do not hold at the lowest load; 5 the client was the limit; 6 capacity not
+    known with the requested precision; 130 interrupted.
     """
     from loadgen.cli.run import check_plan_file
     from loadgen.load_shorthand import LOAD_KEYS

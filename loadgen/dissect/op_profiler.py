@@ -327,10 +327,10 @@ def _direction(backward: bool) -> Direction:
 
 
 def _owner(name: str, module: nn.Module) -> Owner | None:
-    """Return the `Owner` of the operators that a module calls, or None for a list of modules, which calls none.
+    """Return the `Owner` of the operators that `module` calls, or None if `module` is a list of modules.
 
-    An `Owner` is a pair: the reported name of the module, and True if the module is part of a decoder layer. `name` is
-    the path of the module in the model.
+    An `Owner` is a pair: the reported name of the module, and True if the module is part of a decoder layer. A list of
+    modules has no `Owner`, because the list itself calls no operators. `name` is the path of the module in the model.
     """
     if isinstance(module, nn.ModuleList):
         return None

@@ -136,10 +136,10 @@ class Peer:
         runner.register_message(CHANNEL, self._on_message)
 
     def obey(self, series: Callable[[str], None] | None = None) -> None:
-        """Carry out the orders of the loadgen command until the command has closed its socket.
+        """Carry out the orders that the loadgen command sends, until the command closes its socket.
 
-        `series` is a function that runs a series of clock exchanges with a worker machine. Only the master passes this
-        function.
+        `series` is called with the name of a worker machine when the command orders clock exchanges with it. Only the
+        master passes this function.
         """
         while True:
             try:
@@ -311,10 +311,13 @@ class WorkerPeer(Peer):
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
-    """Run the Locust process until the loadgen command that started it ends.
+    """Run the Locust process of a machine until the loadgen command that started this process ends.
 
-    `role` is that of the command: `master` or `worker`. `host` and `port` are the address of the master. `fd` is the
-    socket to the command. On a worker machine, the process also ends when the master is lost.
+    - `role` is the role of the machine in the distributed run: `master` or `worker`.
+    - `host` and `port` are the address of the master.
+    - `fd` is the file descriptor of the socket to the command.
+
+    On a worker machine, the process also ends when the connection to the master is lost.
     """
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1

@@ -90,11 +90,13 @@ class BackOff:
             self.next_try_ns = now_ns
 
     def take(self, now_ns: int) -> list[int]:
-        """Let waiting clients continue if they may send again now.
+        """Let waiting clients of a closed loop send again, if the current pause is over.
 
-        Return how long each of these clients has waited, in ns. Usually one client may send: the one that has waited
-        longest. The pause before the next client is then half as long. When this pause is shorter than MIN_PAUSE_NS,
-        all waiting clients may send. The list is empty if no client waits, or if the current pause is not over.
+        Return how long each of these clients has waited, in ns. The list is empty if the pause is not over, or if no
+        client waits.
+
+        The method also halves the pause. It lets only the client send that has waited longest. If the halved pause is
+        shorter than MIN_PAUSE_NS, it lets all waiting clients send.
         """
         if not self._waiting_since or now_ns < self.next_try_ns:
             return []

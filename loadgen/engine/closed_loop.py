@@ -85,10 +85,10 @@ class ClosedLoop:
 
 
 class SessionQueue:
-    """The request queue of a workload with sessions. It starts sessions, and counts the sessions in progress.
+    """The request queue of a workload with sessions. It starts the sessions, and counts the sessions in progress.
 
-    `starts` is the open or closed loop that decides when each session starts. It contains only the first request of
-    each session. `following` decides when the later requests become due.
+    `starts` is an open or closed loop that contains only the first request of each session. It decides when each
+    session starts. `following` decides when the later requests of a session become due.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, following: Turns | GraphRequests) -> None:

@@ -1,8 +1,8 @@
 """Runs the shell commands of --at during a run, for example to restart a server, and records their results.
 
-The coordinator of the run starts the commands, with one thread per command. The processes that measure start no
-commands. Each command is the leader of a separate process group, which is ended with the run. If the coordinator is
-killed, a guard ends the process groups (loadgen.engine.command_guard).
+The coordinator of the run starts the commands, with one thread per command. The worker processes, which measure, start
+no commands. Each command leads a separate process group. When the run ends, the coordinator ends the process groups. If
+the coordinator is killed, a guard process ends them (loadgen.engine.command_guard).
 """
 
 from __future__ import annotations

@@ -113,15 +113,14 @@ class Driver:
         in_flight_max: int | None,
         queues: bool = False,
     ) -> None:
-        """Create the driver of a request queue.
+        """Create the driver that sends the requests of `queue`.
 
-        `pool` has the connections to the server, or to each of its replicas.
-
-        `exchange` creates an Exchange (one request with its response). The argument of `exchange` is the function that
-        is called when the response has ended.
-
-        While `in_flight_max` requests are in flight, further requests are dropped, or wait if `queues` is True. For a
-        closed loop, `in_flight_max` is None: the number of clients already limits the requests in flight.
+        - `pool` has the connections to the server, or to each of its replicas.
+        - `exchange` creates an Exchange, which stands for one request with its response. The argument of `exchange` is
+          a function, which is called when the response has ended.
+        - `in_flight_max` is the maximum number of requests in flight. Further requests are dropped, or wait if `queues`
+          is True. For a closed loop, `in_flight_max` is None, because the number of clients already limits the requests
+          in flight.
         """
         self._queue = queue
         self._following = queue.following if isinstance(queue, SessionQueue) else None

@@ -33,7 +33,7 @@ SAMPLED_BYTES = 16_384
 
 
 class LatencyHistogram(Structure):
-    """A histogram of latencies with logarithmic buckets. It can be part of shared memory."""
+    """A histogram of latencies with logarithmic buckets. As a ctypes structure, it can be part of shared memory."""
 
     _fields_ = [("counts", c_int32 * BUCKETS)]
 
@@ -134,9 +134,10 @@ class TokenRate:
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set how many tokens and bytes of one unfinished response have arrived so far.
+        """Set the sample: how many tokens and bytes of one unfinished response have arrived so far.
 
-        This sample determines the number of tokens per byte until the first response has been recorded.
+        Until the first response is recorded, the sample provides the ratio of tokens to bytes. The estimates multiply
+        byte counts by this ratio. Later, the recorded responses provide the ratio.
         """
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 

@@ -141,14 +141,15 @@ def _all_records(
     *,
     interrupted: bool,
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file. Then yield a failed Record for each due request without a
-    Record.
+    """Yield the Records of one worker as lines, including a failed Record for each due request that has no Record.
 
-    The failed Records have the error kind `worker_lost`, or `cancelled` if `interrupted` is True. The number of
-    measured requests in each state is added to `counts`. Messages about missing Records are added to `notes`.
+    The complete lines of the worker's part file come first. The failed Records follow. Their error kind is `cancelled`
+    if `interrupted` is True, and `worker_lost` otherwise. The number of measured requests in each state is added to
+    `counts`. Messages about missing Records are added to `notes`.
 
-    A long run (--soak) moves Records to separate files. These Records are counted, but not yielded. `removed` contains
-    the figures of such files that were removed during the run. Their requests are counted too.
+    In a long run (--soak), the worker moves Records from the part file to separate files. These Records are counted,
+    but not yielded. Some of the separate files may have been removed during the run. `removed` contains the figures of
+    these files, and their requests are counted too.
     """
     seen = IdSet()
     task = worker_exit.task

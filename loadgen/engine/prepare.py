@@ -313,14 +313,15 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 
 
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
-    """Return the classes of traffic of a plan, each with its schedule, or with None.
+    """Return the classes of traffic of `plan`. Each class is paired with its schedule, or with None.
 
-    None means that the caller must build the schedule from the plan of the class. A plan without classes gives one
-    class, which has an empty name and no schedule.
+    None means that the caller must build the schedule from the plan of the class.
 
-    The plan may state due times for all classes together. These times are divided among the classes that have a share,
-    and each of these classes gets its part as its schedule. If the plan states a number of clients for all classes
-    together, the clients are divided instead, and each class gets None.
+    - A plan without classes gives one class, which has an empty name and no schedule.
+    - A plan may state due times for all classes together. They are divided among the classes that have a share. The
+      schedule of such a class contains the due times of this class.
+    - A plan may state a number of clients for all classes together. The clients are divided among the classes, and
+      every class gets None.
     """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]
@@ -885,10 +886,14 @@ def build_prompts(
     progress: Callable[[int], None] = lambda _: None,
     raw_source: RawRequests | None = None,
 ) -> Prompts:
-    """Build the prompts of a plan. All work that needs the server's tokenizer is done here.
+    """Build the prompts of `plan`, and do all work that needs the tokenizer of the server.
 
-    `progress` is called with the number of prompts that have been counted or built so far. `raw_source` is the workload
-    if it consists of whole requests. Raises PlanError, PromptError, WorkloadError or ServerError.
+    - `schedule` contains the number of requests, and `dialect` is the request format of the endpoint.
+    - `server` counts tokens with the server's tokenizer, and `facts` describes the server.
+    - `progress` is called with the number of prompts that have been counted or built so far.
+    - `raw_source` is the workload of the plan if it consists of whole requests, whose bodies are sent as they are.
+
+    Raises PlanError, PromptError, WorkloadError or ServerError.
     """
     from loadgen.servers.backends.pooling import QUERY_WORDS
 

@@ -219,7 +219,10 @@ def _wait_for_replicas(plan: Plan, say: Say) -> None:
 
 
 def needs_seed(plan: Plan) -> bool:
-    """Return True if the user states no seed and the server may be a real one, so that a random seed may be needed."""
+    """Return True if the run may need a random seed, because the user states no seed and may measure a real server.
+
+    The result is False if the plan requests a simulated server, which needs no random seed.
+    """
     return plan.seed_choice == "fixed" and not plan.simulated
 
 

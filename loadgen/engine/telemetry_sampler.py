@@ -212,11 +212,13 @@ class Sampler:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read the telemetry sources repeatedly until the server is at rest, or until every pause is over.
+        """Wait until the server is at rest after the load, or until every pause is over.
 
-        The server is at rest if its counters have not changed since the previous reading, and it has no requests.
-        `last` is the reading of the server before the first pause. After each of the `pauses` (in s), there is one
-        reading. The first reading covers every source, and later readings cover only the server.
+        After each of the `pauses` (in seconds), the method takes a reading. The server is at rest if it has no
+        requests, and if its counters are equal to those of the previous reading. `last` is the reading of the server
+        before the first pause.
+
+        The first reading covers every telemetry source. Later readings cover only the server.
         """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)
@@ -256,11 +258,12 @@ class Sampler:
             )
 
     def _read_source(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
-        """Read the source `name`, store the reading, and return its values.
+        """Read the telemetry source `name`, store the reading, and return its values.
 
-        `moment` is the phase of the run, such as `idle` or `end`. `limit_s` is the time limit in seconds. If the
-        reading fails, return an empty dict. The stored reading then contains the reason as the value `gap`, and the
-        values of those replicas that could be read.
+        `moment` is the phase of the run, such as `idle` or `end`. `limit_s` is the time limit in seconds.
+
+        If the reading fails, the method returns an empty dict. The stored reading then contains the reason under the
+        key `gap`. If only some replicas of the server could be read, it also contains the values of these replicas.
         """
         began_ns = time.monotonic_ns()
         gap: dict[str, Any] = {}

@@ -363,10 +363,10 @@ def work(
 
 
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
-    """Open the timestamp source of a worker. `share` is the index of the worker and the number of workers.
+    """Open the timestamp source of a worker process. `share` is the index of the worker and the number of workers.
 
-    Packet sockets require a Linux capability, which the kernel grants per thread. This function runs in a separate
-    thread, so that no other code has the capability.
+    Some sources open packet sockets, which require a Linux capability. The kernel grants the capability per thread.
+    This function therefore runs in a separate thread, so that no other code has the capability.
     """
     set_packet_capability(effective=True)
     return open_source(task.stamps, [address for target in task.targets for address in target.addresses], share)

@@ -277,8 +277,9 @@ def run(
     - `folder` must be new or empty.
     - `command` is the command line, and `prediction` contains predicted figures. Both are stored in the header of the
       run file.
-    - `take` is called with each Record, because the returned Run contains everything from the run file except the
-      Records.
+    - `take` is called with each Record. The caller needs it to see the Records, because the returned Run does not
+      contain them.
+    - `say` is called with each line for the user.
     - `progress` can end the run early.
 
     Raises LoadgenError or WorkloadError.

@@ -26,7 +26,7 @@ COUNTED = f"each response is as long as its body allows, or {DEFAULT_OUTPUT_TOKE
 
 
 def describe_counting(plan: Plan) -> str:
-    """Return a line for the output of the command, which says how the tokens of the plan's bodies are counted."""
+    """Return a line for the user that says how the tokens of prompts and responses are counted."""
     prompts = (
         "prompts are counted with the tokenizer file" if plan.tokenizer else f"prompts are estimated: {APPROXIMATE}"
     )

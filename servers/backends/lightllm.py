@@ -89,11 +89,13 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if chunk number `index` of a chat response stands for a generated token, although it has no text.
+    """Return True if a chunk of a chat response stands for a generated token, although the chunk has no text.
 
-    Up to LightLLM 1.1.0, every chunk has a role and stands for a token. Since 1.2.0, only the first chunk has a role,
-    and the function `unless_marker` decides. `missing` is True if the server's total exceeds the number of tokens that
-    were counted so far.
+    `choices` contains the chunks of the response, and `index` is the position of the chunk. `missing` is True if the
+    server reports more tokens than were counted so far.
+
+    Up to LightLLM 1.1.0, every chunk has a role, and every chunk stands for a token. Since 1.2.0, only the first chunk
+    has a role. The function `unless_marker` then decides.
     """
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)

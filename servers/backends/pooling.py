@@ -94,12 +94,13 @@ def prompt_tokens(answer: Any) -> int:
 
 
 def check_inputs(answer: Answer, request: Request) -> None:
-    """Check that a response has one result for each input of its request. If results are missing, store an error in
-    `answer`.
+    """Store an error in `answer` if its response has fewer results than `request` has inputs.
 
-    Fewer results are correct if the user's field `top_n` asks for fewer. More results are always correct: the fields
-    that the user added to the request then contain further inputs, which `request.inputs` does not count. The number of
-    inputs in `answer.counts` becomes the larger of the two numbers.
+    A response may have fewer results if the request contains the user's field `top_n`. It may always have more results,
+    because fields that the user added can contain further inputs, which `request.inputs` does not count.
+
+    Before the call, `answer.counts["inputs"]` is the number of results. If `request.inputs` is larger, this function
+    stores `request.inputs` there instead.
     """
     results = answer.counts.get("inputs")
     if results is None:

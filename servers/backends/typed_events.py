@@ -102,11 +102,13 @@ def _hidden_reasoning(pieces: Sequence[GeneratedPiece | None], totals: Totals) -
 
 
 def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, hidden: int) -> None:
-    """Count each piece without text as one token, if this explains all tokens that are missing from the count.
+    """Count each piece without text as one token, if this gives the total that the server reported.
 
-    The number of missing tokens is the server's total, minus the tokens that were counted so far, minus `hidden`.
-    `hidden` is the number of tokens that the server counted but did not stream. Only pieces after the first piece with
-    text are counted, and only if their number is equal to the number of missing tokens.
+    The pieces are counted only if two numbers are equal:
+
+    - The number of missing tokens: the server's total, minus `hidden`, minus the tokens that were counted so far.
+      `hidden` is the number of tokens that the server counted but did not stream.
+    - The number of pieces without text after the first piece with text.
     """
     missing = (totals.output or 0) - hidden - sum(answer.tokens)
     first = next((index for index, tokens in enumerate(answer.tokens) if tokens), len(pieces))

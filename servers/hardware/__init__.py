@@ -57,7 +57,7 @@ TABLES = (
 
 
 class HardwareError(ValueError):
-    """An unknown GPU, model or number format, or an entry with invalid columns."""
+    """A mistake in the description of hardware or of a model, such as an unknown GPU or number format."""
 
 
 @dataclass(frozen=True, slots=True)

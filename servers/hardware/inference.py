@@ -278,7 +278,11 @@ class Deployment:
 
     @property
     def step_tokens(self) -> int:
-        """Maximum tokens in one step: `chunk_tokens` of the engine, or SMALL_GPU_TOKENS on a GPU with less memory."""
+        """Maximum number of tokens in one step.
+
+        This is `chunk_tokens` of the engine. On a GPU with less memory than LARGE_GPU_BYTES, it is at most
+        SMALL_GPU_TOKENS.
+        """
         tokens = int(self.framework.chunk_tokens)
         return tokens if self.gpu.memory_bytes >= LARGE_GPU_BYTES else min(SMALL_GPU_TOKENS, tokens)
 

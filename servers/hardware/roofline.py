@@ -248,9 +248,10 @@ def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list
 
 
 def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, sequences: int) -> GemmBound:
-    """Return the limits of one GEMM.
+    """Return the size, the bottleneck and the duration of one GEMM (matrix multiplication) in a phase of the model.
 
-    The output head processes one row per sequence, for the last token. Other GEMMs process one row per token.
+    `tokens` is the number of tokens that the phase processes, and `sequences` is the number of sequences. The GEMM of
+    the output head has one row per sequence, for the last token. Every other GEMM has one row per token.
     """
     card = deployment.gpu
     m = tokens if gemm.count > 1 else sequences

@@ -15,9 +15,7 @@ prompts). Real text has higher acceptances.
 
 @dataclass(frozen=True, slots=True)
 class TokenDraft:
-    """Settings of speculative decoding: the number of drafted tokens per step and sequence, and how likely each is
-    accepted.
-    """
+    """Settings of speculative decoding: in each step, `draft_tokens` tokens are drafted for every sequence."""
 
     draft_tokens: int
     acceptance: float

@@ -319,15 +319,17 @@ def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> Sc
 
 
 def _with_memory(scaled: ScaledGpu, origin: _Origin, text: str) -> ScaledGpu:
-    """Return `scaled` with another memory. `text` is the name of this memory, such as `HBM4` or `8 x HBM4`.
+    """Return the GPU `scaled` with another memory, whose name is `text`. Examples are `HBM4` and `8 x HBM4`.
 
-    `origin` contains the memory of the real GPU. The number in `text` is the number of stacks of HBM, or of devices of
-    other memory. Without a number, the GPU keeps its number of stacks or devices. There are three families of memory:
-    HBM, GDDR and LPDDR. Raises HardwareError for a change to another family without a number.
+    `origin` contains the memory of the real GPU. The number in `text` is the number of HBM stacks, or the number of
+    devices of another type of memory. Without a number, the GPU keeps its number of stacks or devices.
 
-    Many GPUs use only a part of the data rate and of the capacity of their memory's standard, for example 90%. A new
-    memory of the same family uses the same part of its standard. A new memory of another family uses its full data rate
-    and capacity.
+    HBM, GDDR and LPDDR are different families of memory. A change to another family needs a number in `text`. Without
+    the number, HardwareError is raised.
+
+    The standard of a memory defines a data rate and a capacity. Many GPUs use only a part of both, for example 90%.
+    With a new memory of the same family, the GPU uses the same part. With a memory of another family, the GPU uses the
+    full data rate and capacity.
     """
     count, generation = _parse_memory(text)
     old, gpu = origin.memory, scaled.gpu

@@ -123,10 +123,13 @@ class _Work:
 def sweep_inference(
     deployment: Deployment, load: Load, axes: SweepAxes, memory_fraction: float = 0.9
 ) -> TechnologySweep:
-    """Return two times for every hypothetical GPU of `axes`: per output token, and to prefill one prompt.
+    """Predict two times for every hypothetical GPU of `axes`: per output token, and to prefill one prompt.
 
-    The time per output token is the duration of a decode step without prompts. All requests in flight run in this step,
-    or as many of them as fit into memory. Every request has generated half of its response.
+    The time per output token is the duration of a step that only decodes. The step contains all requests in flight. If
+    fewer requests can run at once, for example because of the GPU's memory, it contains only these. Every request has
+    generated half of its response.
+
+    `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use.
     """
 
     def work_on(gpu: Gpu) -> _Work:

@@ -225,16 +225,16 @@ def changed_settings(deployment: Deployment, load: Load, memory_fraction: float)
 
 
 def has_unmeasured_options(deployment: Deployment) -> bool:
-    """Return True if `deployment` has an option with which no server in validation.csv was measured.
+    """Return True if `deployment` uses an option that no server in validation.csv used when it was measured.
 
     These options are:
 
     - more than one pipeline stage.
     - speculative decoding.
     - prompts of which a part is in the prefix cache.
-    - chunked prefill that differs from the engine's default.
-    - another number format of the KV cache than the default.
-    - an architecture other than the standard one.
+    - a setting of chunked prefill that differs from the engine's default.
+    - a number format of the KV cache that differs from the default.
+    - an architecture that differs from the standard architecture.
     - a GPU whose figures differ from those in the hardware tables.
     """
     chunked = deployment.chunked_prefill

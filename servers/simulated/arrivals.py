@@ -56,10 +56,11 @@ class RequestStamps(PacketRingTimestamps):
 
 
 class Clients(TcpStreamTable):
-    """The TCP streams from the clients of a simulated server. The key of a stream is the port of the client.
+    """The TCP streams that a simulated server receives from its clients. The key of a stream is the port of the client.
 
-    A stream is already created at the SYN-ACK of its connection. If the server is busy, the first request arrives long
-    before the server accepts the connection. The stream then already contains the timestamps of this request.
+    A stream is created at the SYN-ACK of its connection, before the server accepts the connection. A busy server may
+    accept the connection long after the first request has arrived. The early stream already contains the timestamps of
+    this request.
     """
 
     def __init__(self) -> None:

@@ -206,10 +206,10 @@ class _Clients:
         self._free_ns = 0  # the HTTP server has handled all earlier requests
 
     def run(self, engine: VirtualEngine) -> Iterator[TokenTimes]:
-        """Send all requests of the closed loop, and yield the token times of each request when it has ended.
+        """Simulate all requests of the closed loop. Yield the token times of each request when its response has ended.
 
-        When a response ends, its client sends the next request. The `owner` of each job is the time in ns at which its
-        client sent the request.
+        The client whose response has ended then sends its next request. The `owner` of a job is the time in ns at which
+        the client sent the request.
         """
         for _ in range(self._clients):
             self._send(0)

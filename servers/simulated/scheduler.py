@@ -302,10 +302,10 @@ class Scheduler:
         return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
     def identical_steps(self) -> int:
-        """Return how many consecutive steps can be computed at once. The first of these steps is the planned step.
+        """Return how many consecutive steps can be computed at once, because they decode the same jobs.
 
-        The result is 1 if the planned step computes prompts. Otherwise, the steps decode the same jobs, and differ only
-        in the length of the context. The number is therefore limited:
+        The planned step is the first of these steps. The result is 1 if the planned step computes prompts. Otherwise,
+        the number of steps is limited by three conditions:
 
         - A job may get its last token only in the last of these steps.
         - A waiting job may be admitted only after the last of these steps.

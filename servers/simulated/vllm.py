@@ -203,10 +203,11 @@ def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the refusal of a request that exceeds vLLM's limit `max_num_queued_reqs`.
+    """Return the error response to a request that exceeds vLLM's limit `max_num_queued_reqs`.
 
-    `encoding` is the response that the request would have received. vLLM detects the overload only after it has sent
-    status 200 for a stream. The error of a stream is therefore an event.
+    `encoding` describes the response that the request would otherwise have received. If that response is a stream, vLLM
+    has already sent status 200 when it detects the overload. The error is then sent as an event of the stream.
+    Otherwise, the response has status 503.
     """
     reply = vllm_answers.failure(503)
     return protocol.events_reply(reply.body, b"[DONE]") if encoding.completion.streamed else reply

@@ -21,7 +21,7 @@ _DELTA_NAMES = {
 
 
 class ItemEncoder:
-    """Encodes the output items of one response. `number` is the part of the ids that identifies the response."""
+    """Encodes the output items of one response, such as text and tool calls. Every item id contains `number`."""
 
     def __init__(self, completion: Completion, event: Event, number: str) -> None:
         self._completion = completion

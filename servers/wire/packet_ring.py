@@ -82,7 +82,7 @@ class TcpStream:
 
     @property
     def contiguous_end(self) -> int:
-        """The offset in the stream before which no byte is missing."""
+        """The offset of the first byte of the stream that is still missing. All bytes before it have arrived."""
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:

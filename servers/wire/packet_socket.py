@@ -4,13 +4,15 @@ A ring is memory that the kernel shares with this process (packet(7), TPACKET_V3
 Documentation/networking/packet_mmap.rst). The kernel copies only the IP header and 14 bytes of the TCP header of a
 segment, and never its payload.
 
-The socket receives the packets that arrive on one network interface: the interface of the route to the server. It
-requests the packets of all protocols, because a socket that requests only IP gets them later: the kernel first
-processes IP and TCP, and wakes the process that reads the data. Timestamps would then be up to 0.1 ms late
-(net/core/dev.c, __netif_receive_skb_core).
+The socket receives the packets that arrive on one network interface: the interface of the route to the server. If the
+routes to the server's addresses use several interfaces, the socket receives the packets of every interface.
 
-A simulated server uses such a socket to timestamp the requests of its clients. In this case, the argument `addresses`
-has port 0, which matches any client port, and `ports` contains only the server's port.
+The socket requests the packets of all protocols. A socket that requests only IP packets would receive a packet later,
+after the kernel has processed IP and TCP and has woken the process that reads the data. Its timestamps would be up to
+0.1 ms late (net/core/dev.c, __netif_receive_skb_core).
+
+A simulated server uses such a socket to timestamp the requests of its clients. It opens the socket with addresses whose
+port is 0, which matches any client port. The local ports contain only the port of the server.
 """
 
 from __future__ import annotations
@@ -232,10 +234,13 @@ def _attach(packets: socket.socket, code: bytes) -> None:
 
 
 def _bind(packets: socket.socket, interfaces: set[int]) -> None:
-    """Bind a packet socket to its network interface, or to every interface if `interfaces` has several indexes.
+    """Bind the socket `packets` to a network interface. The socket receives packets only after this call.
 
-    The socket receives packets only after this call. The caller has attached the filter before, so every received
-    packet has passed the filter. Python's `socket.bind` cannot be used, because it takes only interface names.
+    `interfaces` contains interface indexes. If it contains more than one index, the socket receives the packets of
+    every interface of this machine.
+
+    The caller attaches the packet filter before this call, so that every received packet has passed the filter.
+    Python's `socket.bind` cannot be used, because it takes only the names of interfaces.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     interface = interfaces.pop() if len(interfaces) == 1 else 0

@@ -16,7 +16,7 @@ PromptContent = str | tuple[int, ...]
 
 
 class LoggedRequest(msgspec.Struct):
-    """One request of a log: when it was sent, its prompt and response, and the requests that it followed."""
+    """One request of a log, with its times, its prompt, its response, and the earlier requests that it followed."""
 
     name: str
     """A name that no other request of the log has."""

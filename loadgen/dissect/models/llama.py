@@ -177,11 +177,11 @@ class Mlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The standard decoder layer, in which each block waits for its all-reduce.
+    """The standard decoder layer: an attention block and an MLP block, each of which waits for its all-reduce.
 
-    `forward` takes the state from the previous layer and returns the state for the next layer. In this class, the state
-    is the hidden state. Subclasses may add all-reduces in flight to the state. After the last layer, `final_hidden`
-    converts the state into the hidden state.
+    `forward` takes the state that the previous layer returned, and returns the state for the next layer. In this class,
+    the state is the hidden state. In a subclass, the state may also contain all-reduces in flight. After the last
+    layer, `final_hidden` converts the state into the hidden state.
     """
 
     def __init__(self, shape: ModelShape, group: TensorGroup, flash: bool) -> None:

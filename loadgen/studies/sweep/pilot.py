@@ -159,10 +159,11 @@ def run_pilot(
 
 
 def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
-    """Return the plan of the level with the index `number`: a closed loop with `concurrency` clients.
+    """Return the plan of one level of the pilot: a closed loop with `concurrency` clients.
 
-    Each client sends WAVES + 1 requests on average. If the prompts come from a file, the loop lasts at most
-    FILE_LEVEL_S seconds instead. LevelWatch ends the level earlier, as soon as the throughput is known.
+    `number` is the index of the level. Each client sends WAVES + 1 requests on average. If the prompts come from a
+    file, the loop lasts at most FILE_LEVEL_S seconds instead. LevelWatch ends the level earlier if the throughput is
+    already known.
     """
     length: dict[str, Any] = {"n": (WAVES + 1) * concurrency, "duration_s": None}
     if sweep.plan.uses_file:

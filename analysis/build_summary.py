@@ -437,11 +437,11 @@ def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
 
 
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
-    """Return the rates of the measurement window with their confidence intervals and their relative error.
+    """Return the rates of the measurement window, with their confidence intervals and their relative error.
 
-    The timestamps at both ends of the window are uncertain. The relative error is therefore `2 * error_bar / length`,
-    where `length` is the length of the window. The error bar comes from `health`. If the window is the whole run, it is
-    the error bar of the E2E latency, otherwise that of a single timestamp.
+    The timestamps at both ends of the window are uncertain by an error bar. The relative error is therefore `2 *
+    error_bar / length`, where `length` is the length of the window. `health` contains two error bars. If the window is
+    the whole run, the error bar of the E2E latency is used. Otherwise, the error bar of a single timestamp is used.
     """
     span = frame.span_ns
     ci95, ci95_none = stats.rate_intervals(frame)

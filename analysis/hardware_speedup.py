@@ -56,7 +56,10 @@ def format_speedup(dissections: Sequence[Dissection], load: str) -> str:
 
 
 def sentences(dissection: Dissection) -> list[str]:
-    """Return sentences about the growth of the peak FLOP/s, about where the time goes, and about the accuracy."""
+    """Return three sentences about the speed-up from one GPU to another GPU.
+
+    They state the growth of the peak FLOP/s, the parts of the second GPU's time, and the accuracy of the prediction.
+    """
     before, after = dissection.before, dissection.after
     return [
         f"The peak FLOP/s alone grew {times(dissection.peak_growth)}, including the number format.",

@@ -24,7 +24,10 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(NamedTuple):
-    """One phase of each response, as columns with one entry per row of the Frame. NaN if a row lacks the phase."""
+    """One phase of the responses, such as reasoning. Each column has one entry per row of the Frame.
+
+    The entry is NaN if the response of the row does not have the phase.
+    """
 
     tokens: Floats
     """Number of streamed tokens of the phase."""

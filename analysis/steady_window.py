@@ -326,8 +326,8 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
     """Return the part of the step function `steps` from the time `begins` to the time `ends`.
 
-    `begins` is the first instant of the part, and `ends` is the last. The last count appears twice, because the instant
-    `ends` needs a count too.
+    The first instant of the result is `begins`, and the last instant is `ends`. The last instant needs a count too, so
+    the last count appears twice.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.counts[first - 1] if first else 0

@@ -520,12 +520,13 @@ def _is_key_file(name: str, value: str) -> bool:
 
 
 def _names_before(values: Sequence[Any], name: str) -> list[str]:
-    """Return a name for each value in `values`. From this name, `redact` decides whether the value is a secret.
+    """Return a list with a name for each of the `values`, from which `redact` decides whether the value is a secret.
 
-    - If `name` is `header` or `at`, the values are HTTP headers or commands of the option --at. Every value gets `name`
-      itself as its name.
-    - Otherwise, the values are the words of a command line. The name of a word is the word before it, such as
-      `--api-key`. The option --at is followed by two words, a time and a command, and both get the name `--at`.
+    - If the argument `name` is `header` or `at`, the values are HTTP headers or commands of the option --at. The list
+      then contains the argument `name` for every value.
+    - Otherwise, the values are the words of a command line, and each word is named after the word before it. For
+      example, the words `--api-key` and `abc` give `abc` the name `--api-key`. The option --at takes two words, a time
+      and a command, and both get the name `--at`. The first word of the command line gets an empty name.
     """
     if name in ("header", "at"):
         return [name] * len(values)

@@ -100,15 +100,17 @@ def choose_endpoint(
     timeout_s: float,
     access: Access = NO_AUTH,
 ) -> Dialect:
-    """Return the first dialect whose requests the server accepts, without the fields that the server refuses.
-
-    An endpoint on which a gateway replaces the server's token counts is only used if the server accepts no other. Its
-    dialect then ignores these counts.
+    """Return the first of `dialects` whose requests the server accepts, without the fields that the server refuses.
 
     A dialect is the request and response format of an endpoint. `request` is a request for one token. `say` is called
-    with a line for each result that the user should know, such as a refused field. If the server refuses every request
-    for another reason, such as overload, the first dialect whose endpoint exists is returned. The run then records the
-    reason.
+    with a line for each result that the user should know, such as a refused field.
+
+    There are two special cases:
+
+    - A gateway may replace the server's token counts on an endpoint. Such an endpoint is used only if the server
+      accepts no other endpoint. Its dialect then ignores the token counts.
+    - The server may refuse all requests for another reason, such as overload. In this case, the first dialect whose
+      endpoint exists is returned. The run then records the reason.
 
     This function raises:
 

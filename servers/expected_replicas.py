@@ -1,8 +1,10 @@
 """Waits before a run until the expected number of replicas of a server answers (`--expect-replicas`).
 
-The replicas are distinguished by the values of a response header, if a balancer names the replica in one
-(`--replica-header`). Otherwise they are distinguished by the addresses of the URLs. A host name may have several
-addresses, and two host names with the same address are one replica.
+Replicas are distinguished in one of two ways:
+
+- If a balancer names the replica in a response header (`--replica-header`), each value of this header is a replica.
+- Otherwise, each address of the URLs is a replica. A host name may have several addresses. Two host names with the same
+  address are one replica.
 
 A replica answers if it responds to a request for its list of models, with any HTTP status below 500. A server that is
 still loading its model refuses connections or responds with 503.

@@ -451,9 +451,15 @@ def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, Aft
 def _edges_after(before: AnonymousRequest | None, request: AnonymousRequest) -> list[tuple[int, After, int]]:
     """Return the conditions for sending `request`, if the log does not say when responses ended.
 
-    `before` is the previous request of the session, or None if there is none. Each condition (edge) consists of the key
-    of `before`, the event `start` or `end`, and the delay in ns after this event. `request` is sent after the end of
-    `before`, and not before its recorded time after the start of `before`. A first request has no conditions.
+    `before` is the previous request of the session. If it is None, there are no conditions. Otherwise, two conditions
+    must hold:
+
+    - The response to the previous request has ended.
+    - The time since the start of the previous request is at least the time in the log between the starts of the two
+      requests. If the log lacks one of these starts, there is no such condition.
+
+    A condition (edge) consists of the key of the previous request, the event `end` or `start`, and the minimum delay in
+    ns after this event.
     """
     if before is None:
         return []

@@ -258,9 +258,10 @@ def _skip_blanks(file: TextIO, buffer: str) -> str:
 
 
 def _dialogue(item: Any) -> tuple[Sample, ...] | None:
-    """Return one sample for each message of the user that is directly followed by an answer, or None if there is none.
+    """Return one sample for each message of the user that is directly followed by an answer.
 
-    `item` is one entry of a file in ShareGPT format.
+    `item` is one conversation of a file in ShareGPT format. Messages of other roles are ignored. Return None if there
+    are no samples.
     """
     messages = item["conversations"]
     if not isinstance(messages, list):

@@ -38,7 +38,10 @@ TRANSCRIPT_LIMIT = 16 * 1024 * 1024
 
 
 class Session(Protocol):
-    """The immutable state of a session, as the load driver needs it. The current turn is the next one to send."""
+    """The immutable state of a session, with the methods that the load driver needs.
+
+    The current turn is the turn whose request is sent next.
+    """
 
     @property
     def turns(self) -> Sequence[object]:

@@ -302,10 +302,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return islice(source.graphs(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
-        """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
+        """Return the warm-up requests. Their ids are -1, -2, and so on.
 
-        The warm-up prompts do not depend on the workload. They share no prefix with the prompts of the run, so they
-        cause no hits in the server's prefix cache during the run."""
+        The warm-up prompts are generated with the requested lengths, even if the other prompts come from a file. They
+        share no prefix with the prompts of the run, so they cause no hits in the server's prefix cache during the run.
+        """
         spec = self.spec
         first = self.warmup_start
         lengths = spec.input.tokens(spec.seed, "warm-up input")

@@ -645,9 +645,12 @@ def canary_findings(summary: Summary) -> list[Finding]:
 def _canaries_level(canaries: CanaryFigures) -> Level:
     """Return the level of the finding on canaries (test prompts of --verify).
 
-    The level of wrong answers is `error` if the answers without load were all reproducible, and `warning` otherwise.
-    The level is also `warning` if no canary was answered under load, or if requests with canaries failed. If all
-    answers are equal to those without load, the level is `ok`. In all other cases it is `note`.
+    The first of these conditions that holds decides:
+
+    - An answer under load is wrong: `error` if the answers without load were all reproducible, otherwise `warning`.
+    - No canary was answered under load, or a canary got no complete answer: `warning`.
+    - All answers under load are equal to the answers without load: `ok`.
+    - An answer under load differs, but is not wrong: `note`.
     """
     if canaries.wrong:
         return "error" if canaries.alone and canaries.alone_same == canaries.alone else "warning"
@@ -898,11 +901,11 @@ def _part_text(part: TimePart) -> str:
 
 
 def _much_is_outside(timing: ServerTiming) -> bool:
-    """Return True if much of the latency was spent neither in the server's queue nor in prefill (or inference).
+    """Return True if a large part of the latency was spent neither in the server's queue nor in prefill (or inference).
 
-    `timing` divides the latency into parts. The part `remainder` is the time that no other part explains. If a part
-    other than the network is unknown, the remainder also contains the time of that part. In this case, the result is
-    False.
+    `timing` divides the latency into parts. The part `remainder` is the time that belongs to no known part. The result
+    is True if the remainder is large. It is False if a part other than the network is unknown, because the remainder
+    then also contains the time of this part.
     """
     remainder = timing.part("remainder")
     if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:

@@ -188,9 +188,10 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return the predicted figures of a sweep at one load, for the curves on the page of the sweep.
+    """Return the predicted figures at one load, for the curves on the page of a sweep.
 
-    `summary` is that of a simulation at this load by a twin (a simulated server fitted to a measured one).
+    `summary` is the summary of a simulation at this load. The simulated server is a twin, which means that it was
+    fitted to a measured server.
     """
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {

@@ -732,7 +732,16 @@ def _compose_load(draft: Draft) -> None:
 
 
 def _compose_profile(draft: Draft, profile: str) -> None:
-    """Set the load of a GuideLLM profile without a request rate, such as `concurrent` or `sweep`."""
+    """Replace the load of a GuideLLM command by the corresponding options of loadgen.
+
+    `draft` is the loadgen command under construction. `profile` is the GuideLLM profile. In the following profiles,
+    GuideLLM's `--rate` is not a request rate, so it is removed from `draft`:
+
+    - `concurrent`: The value of `--rate` is the number of clients (--concurrency).
+    - `synchronous`: There is one client.
+    - `sweep`: The command becomes `loadgen sweep`.
+    - `throughput`: No further changes.
+    """
     rate = draft.values.pop("--rate", None)
     if profile == "sweep":
         draft.command = "sweep"

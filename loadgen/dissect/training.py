@@ -389,10 +389,10 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
-    """Return the time in s for which each phase of a step communicates, by the name of the phase.
+    """Return how long each phase of a training step communicates, in seconds. The keys are the names of the phases.
 
-    A phase communicates while at least one collective (such as an all-reduce) is in progress. The result is empty for a
-    training with one process, which does not communicate.
+    A phase communicates while at least one collective (such as an all-reduce) is in progress. The events come from
+    `profiler`. If the training uses only one process, it does not communicate, and the result is empty.
     """
     if not distributed.is_initialized():
         return {}

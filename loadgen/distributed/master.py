@@ -145,12 +145,13 @@ def run(
 
 
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan fields that the worker machines of a distributed run execute.
+    """Return the fields of `plan` that the worker machines execute.
 
-    `header_plan` contains the fields of `plan` for the header of the run. The result is a copy of `header_plan`, with
-    one change if the plan has classes of traffic. In this case, the fields of FIELDS_OF_CLASSES, such as `endpoint`,
-    have the values of the first class in the header. The machines send the requests of all classes, so the result has
-    the values of `plan` in these fields.
+    `header_plan` contains the fields of the plan as they are in the header of the run. If the plan has no classes of
+    traffic, these fields are returned unchanged.
+
+    If the plan has classes of traffic, some fields in the header describe only the first class. The worker machines
+    also send the requests of the other classes, so these fields are taken from `plan` instead.
     """
     if not plan.traffic:
         return dict(header_plan)

@@ -57,8 +57,9 @@ def replica_in_turn(number: int, replicas: int, workers: int) -> int:
 class Dealer:
     """Chooses the replica for each request of one worker process before the request is encoded.
 
-    This works for the balances `even` and `session`. With the balance `least-busy`, replicas are chosen later, so this
-    class chooses them only for warm-up requests and canaries.
+    This is possible for the balances `even` and `session`. With the balance `least-busy`, the replica of a request is
+    chosen only when the request is due. This class then chooses replicas only for warm-up requests and canaries (test
+    prompts).
     """
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
@@ -96,10 +97,11 @@ class Dealer:
         return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return how many of a worker's spare connections lead to the replica with the index `replica`, but at least 1.
+        """Return the number of connections that a worker opens in advance to the replica with the index `replica`.
 
-        `spare` is the number of the worker's spare connections to all replicas together. They are divided among the
-        replicas in the proportion in which the replicas receive the worker's first `spare` requests.
+        `spare` is the total of these connections over all replicas. They are divided like the first `spare` requests of
+        the worker. For example, if 3 of these requests go to a replica, the worker opens 3 connections to it. Every
+        replica gets at least one connection.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))

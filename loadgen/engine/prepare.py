@@ -1,12 +1,15 @@
-"""Prepares the run of a Plan: finds the server, builds the schedule, the prompts, a task per worker and the header.
+"""Prepares the run of a Plan: finds the server, and builds everything that the run needs.
 
-    Plan ─ build_schedule ─> Schedule    when requests are due, how many, and how many at once
-         ─ build_prompts ──> Prompts     the prompts, with exact lengths according to the server's tokenizer
-         ─ prepare ────────> Prepared    the Schedule, a WorkerTask per process, and the header
-         ─ run ────────────> Footer      with loadgen.engine.coordinator.
+These are the main functions and their results:
 
-Modules that load the measuring engine are imported inside functions. `loadgen ui` prepares a run in a process that must
-not load the engine.
+    build_schedule ─> Schedule    when requests are due, how many, and how many at once
+    build_prompts ──> Prompts     the prompts, with exact lengths according to the server's tokenizer
+    prepare ────────> Prepared    the Schedule, a WorkerTask per worker process, and the header of the run
+
+loadgen.engine.coordinator then executes the run.
+
+Modules that load the measuring engine are imported inside functions. The reason is `loadgen ui`, which prepares a run
+in a process that must not load the engine.
 """
 
 from __future__ import annotations

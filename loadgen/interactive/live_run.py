@@ -319,10 +319,10 @@ class LiveTarget(msgspec.Struct):
 
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
-    """Find the server of the plan, or start the built-in simulated one, as `loadgen burst` does.
+    """Find the server of `plan`. If no server is found, start the built-in simulated server.
 
-    The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError, and PlanError for a
-    plan with several URLs.
+    The simulated server runs until `stack` is closed. `say` is called with each line for the user. Raises
+    loadgen.servers.errors.ServerError, and PlanError for a plan with several URLs.
     """
     if plan.more_urls:
         raise PlanError("loadgen ui measures one server", "Name one URL. loadgen burst, run and sweep take several.")

@@ -1,12 +1,12 @@
 """Finds how many GPUs a load needs in one configuration, with simulations in virtual time.
 
-- With equal replicas, a search finds the highest request rate at which one replica meets the objectives.
-- With separate prefill and decode workers, a search finds the smallest numbers of workers that meet the objectives at
-  the requested rate.
+- If all replicas are equal, a search finds the highest request rate at which one replica meets the objectives.
+- If prefill and decode have separate workers, a search finds the smallest numbers of workers that meet the objectives
+  at the requested rate.
 
-The result is an interval, because the real server may be slower or faster than the performance model. The searches for
-the ends of the interval reuse the simulations of the model. This is possible because a server that is `f` times slower
-behaves like the model with a slower clock. At the request rate `r`, its latency is
+The result is an interval, because the real server may be slower or faster than the performance model. Further searches
+find the ends of this interval. They reuse the simulations of the model, because a server that is `f` times slower
+behaves like the model with a slower clock. At the request rate `r`, the latency of this server is
 
     latency_server(r) = f * latency_model(f * r).
 """

@@ -83,9 +83,10 @@ class ReplicaPool:
 
 
 def read_price_list(path: Path, hardware: Path | None = None) -> list[GpuPrice]:
-    """Return the prices of a price list.
+    """Return the GPU prices in the TOML file `path`.
 
-    `hardware` is the user's file with additional GPUs. Raises PlanError, whose message lists every mistake in the list.
+    `hardware` is the user's file with additional GPUs. Raises PlanError with a message that lists every mistake in the
+    price list.
     """
     try:
         content = read_toml(path)

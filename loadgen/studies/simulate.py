@@ -1041,11 +1041,11 @@ class VirtualRun:
             self._keep(arrival, record, arrival.due_ns)
 
     def _release(self, part: VirtualClass) -> None:
-        """Start waiting requests of the class `part`, in order, until its limit on requests in flight is reached.
+        """Start waiting requests of the traffic class `part`, in order, up to its limit on requests in flight.
 
-        Each request in flight occupies a place, and `part.free_ns` contains the times at which places become free. The
-        engine is simulated ahead of the arrivals, so such a time can be later than the due time of a waiting request.
-        The waiting request then starts when its place becomes free.
+        `part.free_ns` contains the times at which earlier requests of the class ended. Each of these times allows one
+        waiting request to start. The engine is simulated ahead of the arrivals, so such a time can be later than the
+        due time of the waiting request. The waiting request then starts at the later time.
         """
         while part.waiting and part.free_ns:
             request = part.waiting.popleft()

@@ -33,7 +33,7 @@ class VllmDrafts(msgspec.Struct, gc=False):
 
 
 class VllmMetrics(msgspec.Struct, gc=False):
-    """The object `metrics` of a response of vLLM."""
+    """The object `metrics` in a response of vLLM. It contains the counts of speculative decoding."""
 
     speculative_decoding: VllmDrafts | None = None
 

@@ -38,7 +38,7 @@ class TypeMismatchError(ValueError):
 
 
 class UnreadableEventError(Exception):
-    """A JSON value makes its whole event unreadable, for example an impossible token count."""
+    """An event that cannot be read because of one invalid JSON value, for example an impossible token count."""
 
 
 def plain(payload: bytes) -> bytes:

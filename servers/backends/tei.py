@@ -1,12 +1,13 @@
 """The backend Text Embeddings Inference (TEI) of Hugging Face, checked with version 1.9.3.
 
 The endpoints are `/embed`, `/v1/embeddings`, `/rerank` and `/predict`. A server has one model, which either embeds,
-ranks or classifies. `/info` reports this type of the model, which determines the default endpoint.
+ranks or classifies. `/info` reports which of these tasks the model has. The task determines the default endpoint.
 
-The endpoints other than `/v1/embeddings` report the number of tokens in the header `x-compute-tokens`. By default, the
-server truncates inputs that are longer than the model's limit, and reports the truncated length. If a request contains
-token ids, the server decodes them and encodes the text again. The length of such an input may therefore change, so only
-text has an exact length.
+All endpoints except `/v1/embeddings` report the number of tokens in the header `x-compute-tokens`. By default, the
+server truncates inputs that are longer than the model's limit, and reports the truncated length.
+
+If a request contains token ids, the server decodes them into text and encodes this text again. The number of tokens may
+change. Only an input that is sent as text therefore has an exact length.
 """
 
 from __future__ import annotations

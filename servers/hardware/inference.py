@@ -185,7 +185,10 @@ class Deployment:
 
     @property
     def sends_in_machine(self) -> bool:
-        """True if GPUs of a machine exchange data: parts of a layer, or pipeline stages in the same machine."""
+        """True if GPUs of the same machine send data to each other.
+
+        They do so if they divide a layer between them, or if they compute consecutive pipeline stages.
+        """
         return self.stage_gpus > 1 or self.pipeline - 1 > self.far_hops
 
     def hops_s(self, message_bytes: Any) -> Any:

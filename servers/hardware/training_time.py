@@ -229,9 +229,9 @@ def _memory_s(machine: TorchMachine, moved_bytes: float) -> float:
 
 
 def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
-    """Return the time that the operating system takes to clear new memory for blocks of these sizes in bytes.
+    """Return the time in seconds that the operating system needs to clear new memory for blocks of the given `sizes`.
 
-    Blocks of up to MAPPED_BYTES are not counted, because their memory is reused.
+    The sizes are in bytes. Blocks of up to MAPPED_BYTES are not counted, because their memory is reused.
     """
     if not machine.fresh_bytes_per_s:
         return 0.0

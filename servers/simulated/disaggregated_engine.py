@@ -100,7 +100,7 @@ class DisaggregatedEngine:
         self._place(job, prefill, self._prefill)
 
     def cancel(self, job: Job) -> list[int]:
-        """Remove a job, and return the times in ns at which its tokens so far were generated."""
+        """Remove `job` from the engine. Return the times in ns at which the job's tokens so far were generated."""
         placed = self._workers.pop(job)
         first_ns = self._first_ns.pop(job, None)
         if placed is None:

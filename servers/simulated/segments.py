@@ -55,8 +55,8 @@ def complete(
 ) -> Completion:
     """Generate an answer with at most `limit` tokens, and divide it into segments, such as reasoning and text.
 
-    `answer` is the index of the answer among several answers to the same request. An answer that consists of text only
-    has no segments. Raises ErrorReply for a request that cannot be answered.
+    `answer` is the index of the answer if the request has several answers. If the answer consists only of text, it is
+    not divided, and `segments` is empty. Raises ErrorReply for a request that cannot be answered.
     """
     plain = state.complete(request, prompt_tokens, limit, "stop", answer)
     reasoning = min(state.config.reasoning_tokens, plain.output_tokens)

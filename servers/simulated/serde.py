@@ -438,10 +438,10 @@ class Struct:
 
     @staticmethod
     def closed(reader: Reader, error: BodyError) -> BodyError:
-        """Set the position of `error`, unless the error already has one. Return the error.
+        """Return `error` with a position. If the error already has a position, this position is kept.
 
         If the next byte is the closing brace of an object, the position is directly after this brace. Otherwise it is
-        the current position of the reader.
+        the current position of `reader`.
         """
         if reader.peek() == b"}":
             reader.offset += 1
@@ -452,8 +452,8 @@ class Struct:
 class Untagged:
     """The type of a value that may have one of several types, such as a text or a list (an untagged enum of serde).
 
-    serde reads the whole value before it tries the types. If no type fits, it therefore reports the position after the
-    value. If the value is the last field of an object, it reports the position after the object.
+    serde reads the whole value before it tries the types. If no type fits, the reported position is therefore after the
+    value. If the value is the last field of an object, the reported position is after the object.
     """
 
     name: str

@@ -135,9 +135,11 @@ class Stream:
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Return the events of the tokens that are due, and the number of these tokens.
 
-        A fault hook is a function that decides which events of a stream are sent. This method is a fault hook that
-        sends all events. It is used for streams in which some tokens have no event. Without a hook, StreamSender would
-        send an empty chunk for such a token, and an empty chunk ends the HTTP body.
+        `first` is the index of the first of these tokens. This method is used as a fault hook, which is a function that
+        decides which events of a stream are sent. It sends all events.
+
+        Streams in which some tokens have no event need this hook. Without a hook, StreamSender would send an empty
+        chunk for such a token, and an empty chunk ends the HTTP body.
         """
         return self.events(first, tokens), tokens
 

@@ -42,7 +42,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
 
 class LiteLlmRow(msgspec.Struct):
-    """One request of a log. The fields are those of both log forms. All other fields of the log are ignored."""
+    """One request of a LiteLLM log. LiteLLM has two log forms, and this class contains the fields of both.
+
+    All other fields of the log are ignored.
+    """
 
     startTime: float | str  # noqa: N815 - LiteLLM's name
     endTime: float | str | None = None  # noqa: N815 - LiteLLM's name

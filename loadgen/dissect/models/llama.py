@@ -360,10 +360,10 @@ def build_model(
     """Return a Llama model with random weights and the sizes in `shape`.
 
     - `architecture`: Name of the class of the layers, a key of LAYERS.
-    - `layers`: Number of layers, by default that of `shape`.
-    - `group`: The devices that share the model. The result is then the part of this device. All devices must use the
-      same torch seed, because each device has a copy of the whole embedding and of all norms.
-    - `flash`: Use attention that does not store its scores.
+    - `layers`: Number of layers. By default, this is the number in `shape`.
+    - `group`: The devices among which the model is divided. The result is then the part of the model on this device.
+      All devices must use the same torch seed, because each device has a full copy of the embedding and of all norms.
+    - `flash`: If True, the attention does not store its scores.
 
     Raises HardwareError if the model cannot be built.
     """

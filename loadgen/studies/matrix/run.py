@@ -126,14 +126,15 @@ def _sweep_targets(options: SweepOptions) -> SweepTargets:
 
 
 def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
-    """Return the path of a file with the output lengths of the server that the setting `equal_work` names.
+    """Return the path of a file with output lengths, so that all servers of a matrix do equal work.
 
-    This server is typically TGI, whose HTTP API cannot fix the output length (docs/reference/dialects.md). The requests
-    to the other servers request the lengths in the file, so that all servers do equal work.
+    The setting `equal_work` names the server whose responses determine the lengths. It is typically TGI, whose HTTP API
+    cannot fix the output length (docs/reference/dialects.md). The file contains the length of each complete response of
+    this server. Requests to the other servers ask for these lengths.
 
-    `cell` is the cell of another server. The lengths come from the runs of the `equal_work` server on the same host,
-    with the same model and the same workload. The file has one length per complete response. An existing file is not
-    changed, so that all runs use the same lengths. Raises EqualWorkError if there is no complete response.
+    `cell` is the cell of another server. The lengths come from runs on the same host, with the same model and the same
+    workload. An existing file is not changed, so that all runs use the same lengths. Raises EqualWorkError if there is
+    no complete response.
     """
     file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
     if file.exists():

@@ -201,11 +201,13 @@ def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[
 
 
 def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
-    """Return the levels of load at which canaries (test prompts) were answered.
+    """Return the results of the canaries (test prompts), grouped by levels of load.
 
-    The load is the number of requests in flight. The levels are 0, 1 to 4, 5 to 16, and so on. The arguments have one
-    element per answer. `loads` contains the load, `kinds` the result of the comparison, and `numbers` the number of the
-    canary.
+    The load of an answer is the number of requests in flight. The levels are 0, 1 to 4, 5 to 16, and so on. Levels
+    without answers are left out.
+
+    `loads`, `kinds` and `numbers` have one element per answer: the load, the result of the comparison, and the number
+    of the canary. `interval` is the function that computes the 95% interval of a share.
     """
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):

@@ -224,10 +224,10 @@ def speed_of(summary: Summary) -> float:
 
 
 def times_speed(*speeds: float) -> str:
-    """Return the end of a phrase about the speeds of simulated servers, such as ` at 5 times speed`.
+    """Return the speeds of simulated servers as the end of a phrase, such as ` at 5 times speed`.
 
-    If the servers ran at different speeds, the text is, for example, ` at 1, 4 and 5 times speed`. It is empty if all
-    speeds are 1.
+    If the servers ran at different speeds, the result is, for example, ` at 1, 4 and 5 times speed`. If all speeds are
+    1, the result is empty.
     """
     distinct = sorted(set(speeds))
     if distinct in ([], [1.0]):

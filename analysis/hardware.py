@@ -107,7 +107,10 @@ def sentences(result: Limits) -> list[str]:
 
 
 def accuracy_sentence(result: Limits) -> str:
-    """Return a sentence that says how far the expected figures were off in published measurements."""
+    """Return a sentence about the accuracy of the expected figures, based on published measurements.
+
+    For a hypothetical GPU, a second sentence says that nothing was compared with measurements.
+    """
     from loadgen.servers.hardware.validation import describe
 
     reason = f" {NO_SUCH_GPU}" if result.gpu_changes else ""

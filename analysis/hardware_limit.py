@@ -199,17 +199,16 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 
 
 def _hardware(run: Run) -> _Hardware | None:
-    """Return the GPUs and the model of a run, or None if the GPUs are unknown.
+    """Return the GPUs and the model of `run`, or None if they are unknown.
 
-    For a simulated server, the header of the run states them. For a real server, the GPUs come from `--gpu-model`, or
-    else from the telemetry of the GPUs. The GPUs also count as unknown in these cases:
+    A simulated server states its GPUs and its model. For a real server, the GPUs come from `--gpu-model`, or else from
+    the telemetry of the GPUs. The function also returns None in these cases:
 
     - The value of `--gpu-model` is not valid.
     - According to the telemetry, the GPUs in use are of different models.
-    - A simulated server does not use all of its GPUs for one tensor-parallel group, for example because it has a
-      pipeline.
-    - A simulated server saves work, because it drafts tokens or finds prompts in a cache.
-    - A file of the user describes the GPU of a simulated server.
+    - The GPUs of a simulated server do not form a single tensor-parallel group, for example because of a pipeline.
+    - A simulated server saves work: it drafts tokens, or assumes that a share of the prompts is cached.
+    - The GPU of a simulated server is described by a file of the user.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")

@@ -52,10 +52,11 @@ def describe_metrics(
 ) -> Distributions:
     """Return the distribution of each metric, by metric name.
 
-    `gap_metrics` returns distributions that a second process computes (`start_gap_metrics`). It may have to wait for
-    this process, so it is called after the other metrics have been described. If every chunk holds one token, the
-    inter-token latency (ITL) and the inter-chunk latency (ICL) have the same samples. Their distribution is then
-    computed only once.
+    `gap_metrics` is a function that returns the distributions that a second process computes (`start_gap_metrics`). The
+    function waits until this process has ended. All other metrics are therefore described before the call.
+
+    If every chunk holds one token, the inter-token latency (ITL) and the inter-chunk latency (ICL) have the same
+    samples. Their distribution is then computed only once.
     """
     zeros_by_name = {metric.name: metric.zero_counts(frame) for metric in metrics}
     sorted_metrics = [metric for metric in metrics if zeros_by_name[metric.name] is None]

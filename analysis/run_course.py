@@ -100,11 +100,14 @@ def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) ->
 
 
 def _later_starts(starts: Sequence[tuple[float, float]], url: str) -> list[ServerRestart]:
-    """Return the restarts of a server. A restart is recognised by a later start time of the server's process.
+    """Return the restarts of the server at `url`. A restart is recognised by a later start time of the server's
+    process.
 
-    `starts` has one pair of times in seconds for each reading: the time of the reading in the run, and the start time
-    of the process. If a start time is earlier than in the reading before, several replicas must answer at one URL. A
-    later start time may then belong to another replica, so no restart is reported.
+    `starts` has one entry for each reading of the server: the time of the reading in the run, and the start time of the
+    process. Both times are in seconds.
+
+    If a start time is earlier than that of the previous reading, several replicas must answer at this URL. A later
+    start time may then come from another replica, so the function returns no restarts.
     """
     if any(later_s < start_s - START_TIME_TOLERANCE_S for (_, start_s), (_, later_s) in pairwise(starts)):
         return []

@@ -27,7 +27,7 @@ ReadValues = Callable[[str], Sequence[float]]
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """The acceptance of draft tokens (speculative decoding) over the run."""
+    """Figures on speculative decoding over the run: how many draft tokens the server accepted."""
 
     acceptance_length: float | None = None
     """Mean number of tokens per decode step: accepted draft tokens and one more token."""

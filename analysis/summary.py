@@ -691,7 +691,7 @@ class EdgeFigures(msgspec.Struct, kw_only=True):
 
 
 class RoleLatency(msgspec.Struct, kw_only=True):
-    """Latencies of the requests with one role in session graphs."""
+    """Latencies of all requests with the same role in session graphs, such as the requests of sub-agents."""
 
     role: str
     """Role, such as `root` or `sub-agent`."""
@@ -1026,12 +1026,12 @@ class FigureChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FigureDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure that rises or falls evenly over the whole run."""
+    """A slow drift: a figure that rises or falls steadily over the whole run."""
 
     figure: str
-    """The figure, as in FigureChange."""
+    """The figure, as in --assert, such as `ttft.p50` (see FigureChange)."""
     per_hour: float
-    """Change per hour, as a share of the level."""
+    """Change per hour, as a share of `level`."""
     ci95: tuple[float, float]
     """95% confidence interval of `per_hour`."""
     level: float

@@ -1,4 +1,7 @@
-"""Terminal report and page of `loadgen hardware sweep`: times of a model on hypothetical GPUs."""
+"""The terminal report and the HTML page of `loadgen hardware sweep`.
+
+They show the times of a model on hypothetical GPUs.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def not_validated(sweep: TechnologySweep) -> str:
 
 
 def title_of(sweep: TechnologySweep) -> str:
-    """Return the title of the page, which names the purpose, the model and the GPUs."""
+    """Return the title of the page, such as `Serving llama-3.1-8b in fp8 on 1 x H100 of other technologies`."""
     purpose = "Training" if sweep.purpose == "training" else "Serving"
     return f"{purpose} {sweep.model} in {sweep.format} on {sweep.gpus} x {sweep.gpu} of other technologies"
 
@@ -125,11 +128,11 @@ def _notes(sweep: TechnologySweep) -> Iterable[str]:
 
 
 def _problems(sweep: TechnologySweep) -> list[str]:
-    """Return sentences about networks without effect and about memory that is too small.
+    """Return sentences about the problems of the sweep. The list is empty if there are none.
 
-    Each sentence is left out if it does not apply:
+    There is a sentence for each of these problems:
 
-    - A network has no effect on the times. There is one such sentence per network.
+    - A network has no effect on the times (one sentence per network).
     - The model does not fit into the memory of some GPUs.
     - The smallest memory holds fewer concurrent requests than the other memories.
     """

@@ -486,10 +486,12 @@ def counted_canaries(run: Run) -> list[Canary]:
 
 
 def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
-    """Return by how much the canaries `asked` have increased the counter `counter` of the server.
+    """Return how much the canaries `asked` have added to a counter of the server.
 
-    A canary is a test prompt of --verify. Canaries are not part of the load, but the server counts them too. The result
-    is 0 unless the counter counts finished requests, rejections or tokens.
+    A canary is a test prompt of --verify. Canaries are not part of the load, but the server counts them too.
+
+    `counter` is the name of the counter, such as `prompt_tokens`. The result is 0 for counters of anything other than
+    finished requests, rejections or tokens.
     """
     if counter == "requests_finished":
         return sum(canary.state == "complete" for canary in asked)

@@ -98,13 +98,13 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Complete the settings of a `requests:FILE` workload from the first line of the file.
+    """Complete the settings of a workload `requests:FILE` from the first line of the file.
 
-    Return two values:
+    Return the settings and the text of an arrival process:
 
-    - The settings. If the first line names a session, the workload in these settings is `requests:FILE,sessions=yes`.
-    - The arrivals. If the first line has a time, requests are sent at the times in the file, and this is the text of
-      that arrival process. Otherwise it is an empty text.
+    - If the first line names a session, the workload in the returned settings is `requests:FILE,sessions=yes`.
+    - If the first line has a time, the arrival process sends the requests at the times in the file. Otherwise its text
+      is empty.
 
     For any other workload, return a copy of the settings and an empty text.
     """

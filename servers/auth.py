@@ -206,11 +206,11 @@ def register_environment_key() -> None:
 
 
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
-    """Return the text with every registered secret replaced by `***`.
+    """Return `text` with every registered secret replaced by `***`.
 
-    By default, the beginning or the end of a truncated secret is replaced too, if at least half of the secret remains.
-    For a long secret, 16 characters are enough. A part of fewer than MIN_SECRET_LENGTH characters is never replaced.
-    With `whole`, only complete secrets are replaced.
+    By default, a truncated secret is replaced too, if enough of its beginning or its end is left. Half of the secret is
+    enough, if this half has at least MIN_SECRET_LENGTH characters. 16 characters are always enough. If `whole` is True,
+    only complete secrets are replaced.
     """
     if not (_known and text):
         return text

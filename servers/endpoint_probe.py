@@ -178,9 +178,11 @@ def list_models(cards: Sequence[dict[str, Any]]) -> str:
 
 
 def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Request) -> Trial:
-    """Send test requests until the server accepts one, or refuses it for a reason other than its fields.
+    """Send test requests in the format of `dialect`, and adapt the format until the server accepts a request.
 
-    After each refusal, the next request omits or changes a field.
+    `request` is the content of the test requests. After each refusal, the next test request omits or changes a field.
+    Return the accepted attempt. If no adaptation helps, or the server refuses a request for a reason other than its
+    fields, return a refused attempt.
     """
 
     def send(candidate: Dialect) -> Trial:

@@ -1,8 +1,8 @@
-"""A process that accepts HTTP/1.1 on a Unix socket, and sends each request to a server in HTTP/2.
+"""A process that receives requests in HTTP/1.1 on a Unix socket, and forwards them to a server in HTTP/2.
 
-loadgen.servers.http2 starts the process for a server that speaks only HTTP/2. Every DATA frame of a response is
-forwarded immediately as one chunk of an HTTP/1.1 response, without buffering. The requests are streams of one
-connection. If the server limits the number of streams, further connections are opened for further requests.
+loadgen.servers.http2 starts this process for a server that speaks only HTTP/2. Requests share one connection to the
+server, as separate streams. If the server limits the number of streams, the process opens further connections. Every
+DATA frame of a response is forwarded immediately, as one chunk of an HTTP/1.1 response.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class BlockHasher:
         yield prompt[start:].encode("utf-8", "surrogatepass")
 
     def _chained(self, contents: Iterable[bytes]) -> Iterator[int]:
-        """Yield one number per block. The number depends on the contents of this block and of all earlier blocks."""
+        """Yield a hash for each block in `contents`. Each hash covers this block and all blocks before it."""
         before = b""
         for content in contents:
             before = blake2b(before + content, key=self._key, digest_size=16).digest()
@@ -417,16 +417,16 @@ class _TraceWriter:
 
 
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
-    """Yield the conditions (edges) of each request: the requests that it followed, and the delays after them.
+    """Yield the edges of each request of a session. `requests` contains the requests of this session.
 
-    `requests` are the requests of a session. A request followed all requests that had ended when it started. However,
-    an earlier request is not listed if another listed request started after its end.
+    An edge is a condition for sending the request. It consists of the key of an earlier request, the event `start` or
+    `end`, and the delay in ns after this event.
 
-    The log may lack the necessary times, or have better information:
-
-    - If the log states which requests preceded a request, these are used.
-    - If the log does not say when responses ended, each request follows the previous request, and is sent at its
-      recorded time or later.
+    - If the log states which requests preceded a request, these requests are used.
+    - Normally, a request follows all requests that had ended when it started. An earlier request is left out if it had
+      ended before the start of another of these requests.
+    - If the log does not say when responses ended, each request follows the previous request. It is sent no earlier
+      than its recorded time.
     """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""

@@ -155,10 +155,13 @@ def tokenizer_file(named: Path) -> Path:
 
 
 def _download_hint(named: str) -> str:
-    """Return a hint with the command that downloads the tokenizer of the model `named` from Hugging Face.
+    """Return a hint on how to supply the tokenizer of the model `named`.
 
-    If `named` cannot be the name of a model, the hint only suggests to pass a file. The command in the hint is `hf`,
-    which is installed with loadgen: the library `tokenizers` requires huggingface_hub.
+    The hint contains the command that downloads the tokenizer from Hugging Face, and the option for a local file. If
+    `named` cannot be the name of a model, the hint contains only the option.
+
+    The command is `hf` of huggingface_hub, which is installed with loadgen because the library `tokenizers` requires
+    it.
     """
     if not re.fullmatch(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?", named) or named.endswith(".json"):
         return "pass --tokenizer PATH/tokenizer.json"
@@ -203,8 +206,9 @@ def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 class Prompt(Protocol):
     """Interface of a function that builds the prompt with a given number.
 
-    The same number gives the same prompt in every call and in every process. Prompts with different numbers differ in
-    their first tokens. If they have a shared beginning (`shared`), they differ in the first tokens after it.
+    The function builds the same prompt for the same arguments in every call and in every process. Prompts with
+    different numbers differ in their first tokens. If they begin with the same shared spans (`shared`), they differ in
+    the first tokens after these spans.
     """
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:

@@ -54,7 +54,7 @@ class Session(Protocol):
         """Yield the requests of the turns after the current turn, with ids and output lengths."""
 
     def shifted(self, ids: int) -> Session:
-        """Return a copy of the session whose request ids are higher by `ids`."""
+        """Return a copy of the session in which the number `ids` is added to every request id."""
 
     def after(self, answer: str, /) -> Session | None:
         """Return the session at its next turn, or None if the session is over.

@@ -156,14 +156,16 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder (`Prompt`) whose texts are counted as a whole, and not as the sum of their words.
+        """Return a prompt builder (`Prompt`) that counts the tokens of each text as a whole.
 
-        This is necessary if the token count of a text differs from the sum over its words. Normally, `writer` writes
-        and counts all texts during the call of this method. If the number of requests is unknown, each text is written
-        and counted when the text is needed. This is only possible if counting needs no request to the server
-        (`TokenCounter.offline`).
+        This is necessary if the token count of a text differs from the sum over its words.
 
-        Raises PromptError if counting needs such a request, or if a text cannot have exactly the requested length.
+        Normally, this method already writes and counts all texts of the run, with `writer`. If the number of requests
+        is unknown, each text is written and counted later, when it is needed. This is only possible if counting needs
+        no request to the server (`TokenCounter.offline`).
+
+        Raises PromptError if the number of requests is unknown and counting needs requests to the server, or if a text
+        cannot have exactly the requested length.
         """
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:

@@ -253,9 +253,10 @@ def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[Wo
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
-    """Return `vocabulary` with the number of tokens that each of its words has at the start of a prompt.
+    """Return `vocabulary` with the number of tokens that each word has at the start of a prompt.
 
-    `count` counts the tokens of texts. It is called only for the words whose number at the start is not known yet.
+    `count` is the function that counts the tokens of texts. It is called only for words whose number at the start is
+    not known yet.
     """
     missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
     alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
@@ -326,16 +327,17 @@ class PromptDraft(msgspec.Struct):
 class TextSurvey:
     """Counts the different beginnings (prefixes) of the prompts of a run, by their length in tokens.
 
-    The server must not find a new prompt in its prefix cache, so different prompts must begin differently. There are
-    two kinds of prefixes:
+    Different prompts must begin differently, because the server must not find a new prompt in its prefix cache. There
+    are two kinds of prefixes:
 
-    - Some prompts begin with the same text, called a shared span. This span is the prefix of all these prompts.
-    - For every other prompt, the prefix is the whole prompt.
+    - A shared span is a text with which several prompts begin. It is the prefix of all these prompts.
+    - A prompt without a shared span is its own prefix.
 
     Prefixes are numbered from 0, and the first words of a prefix encode its number.
 
-    The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
-    for the first prompts. The survey is then incomplete, and assumes the worst case: all prefixes have the same length.
+    The method `note` adds a prompt. The survey is complete if `note` was called for every prompt of the run. In a run
+    without end, `note` is called only for the first prompts. The survey is then incomplete, and assumes the worst case:
+    that all prefixes have the same length.
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:

@@ -497,16 +497,19 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 def _source_of_ids(
     local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
 ) -> Tokenizer | None:
-    """Return the tokenizer that supplies the token ids of prompts, or None if there is none.
+    """Return the tokenizer that supplies the token ids of prompts, or None if no tokenizer can supply them.
 
     - `local` is a tokenizer on this machine.
     - `server` counts tokens by requests to the server.
     - `counter` is the token counter of the run.
     - `by` is the counting method that the user requests.
 
-    If `by` is `tokenizer`, the result is `local`. With any other method, the result is None if the counts of `counter`
-    are only estimates. If they are exact, the result is `server` for the method `server`. Otherwise it is `local`, or
-    `server` if there is no `local`.
+    The result depends on `by`:
+
+    - `tokenizer`: the result is `local`.
+    - `server`: the result is `server`, or None if the counts of `counter` are only estimates.
+    - Any other value: the result is `local`, or `server` without a local tokenizer. It is None if the counts of
+      `counter` are only estimates.
     """
     if by == "tokenizer":
         return local

@@ -541,7 +541,10 @@ def page_document(
 
 
 def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chip]:
-    """Return the status chips at the top of the page: validity and requests of all runs, and the gates (--fail-if)."""
+    """Return the status chips at the top of the page.
+
+    The chips show whether the runs are valid, how many requests are complete, and whether the gates (--fail-if) passed.
+    """
     chips = [status.validity(summaries), status.requests(summaries)]
     failed = [gate.condition for gate in comparison.gates if gate.verdict == "fail"]
     unclear = [gate.condition for gate in comparison.gates if gate.verdict == "inconclusive"]

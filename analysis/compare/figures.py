@@ -337,8 +337,8 @@ def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
     """Return `row` with its confidence interval and its p-value. The row must have a ratio.
 
     `p` is the p-value of the whole difference between A and B. Variation between runs can explain a difference of up to
-    `row.variation_bound`. If the difference is larger, the part beyond this bound is tested too. This second test uses
-    the sampling error alone. The row gets the smaller of the two p-values.
+    `row.variation_bound`. If the difference is larger, the part beyond this bound is also tested on its own, with the
+    sampling error as its only error. The row gets the smaller of the two p-values.
 
     If the ratio is too large for an interval (LOGARITHM_MAX), the row gets only the p-value.
     """
@@ -513,14 +513,17 @@ def compare_values(
     *,
     paired: bool = False,
 ) -> ComparedFigure:
-    """Compare two groups of values of one figure, with one value per run.
+    """Compare two groups of runs, A and B, by one figure. `a` and `b` contain the values of the figure, one per run.
 
-    If `paired` is true, `a[i]` and `b[i]` belong to runs with the same load, and a paired t test compares the groups.
+    If `paired` is True, `a[i]` and `b[i]` belong to runs with the same load, and a paired t test compares the groups.
     Otherwise, Welch's t test compares them.
 
     For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares, and groups
-    with a value of 0, are compared directly. `run_variation` is the assumed maximum variation between runs, which
-    limits the interval of a ratio.
+    with a value of 0 or less, are compared directly.
+
+    With few runs, the interval of the ratio can be very wide. Its width is therefore limited by the largest plausible
+    variation between runs. This is `run_variation` (such as 0.05 for 5%), or twice the largest difference within a
+    group if that is larger. By default, there is no limit.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]

@@ -215,14 +215,15 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 
 
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
-    """Return the bootstrap standard error of the logarithm of the `share`-quantile of the samples.
+    """Return the standard error of the logarithm of a quantile of the samples, estimated by bootstrap.
+
+    `share` is the share of samples below the quantile, such as 0.99 for p99. The result is NaN if a bootstrap quantile
+    is 0.
 
     A bootstrap sample has n values, which are drawn from the samples with replacement. Its quantile is its k-th
-    smallest value. This value is also a quantile of the original samples, at a random share with the distribution
-    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). The function therefore draws such shares
-    with `random`, instead of whole bootstrap samples. For dependent samples, n is the effective size.
-
-    Return NaN if a bootstrap quantile is 0.
+    smallest value. This value equals a quantile of the original samples at a random share, which has the distribution
+    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). The function therefore only draws random
+    shares with `random`, and no whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))

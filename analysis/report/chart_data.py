@@ -325,10 +325,13 @@ def latency_series(frame: Frame) -> dict[str, Any] | None:
 
 
 def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
-    """Return the number of first tokens by arrival time (columns) and TTFT (rows), or None for a short run.
+    """Return the heat map of TTFT over the run as chart data, or None if the run is too short or has no first token.
 
-    The edges of the rows form a geometric sequence. `opacity` is the opacity of each cell, which grows with the square
-    root of its number of requests. `scale_n` and `scale_opacity` are the labels of the colour scale and their opacity.
+    Each cell counts the first tokens that arrived in a time interval (column) with a TTFT in a certain range (row). The
+    edges of the rows form a geometric sequence.
+
+    - `n` and `opacity` are the count and the opacity of each cell. The opacity grows with the square root of the count.
+    - `scale_n` and `scale_opacity` are the counts and opacities that the colour scale shows.
     """
     grid = _time_grid(frame)
     ttft_s = (frame.first_ns - frame.sent_ns) / 1e9

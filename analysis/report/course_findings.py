@@ -1,7 +1,7 @@
-"""Findings on what happened during a run.
+"""Findings on events during a run.
 
-There are findings on sudden changes and slow drifts of figures, on restarts of the server, and on commands of --at. The
-report also marks the changes, restarts and commands on the chart of the run over time, and lists them in a table.
+The events are sudden changes and slow drifts of figures, restarts of the server, and commands of --at. This module also
+supplies the marks on the chart of the run over time, and the table of events.
 """
 
 from __future__ import annotations

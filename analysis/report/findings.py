@@ -444,9 +444,11 @@ def _truncated_inputs(summary: Summary, truncated: TruncatedInputs) -> str:
 def _output_lengths(summary: Summary) -> str:
     """Return a text that compares the output lengths of complete responses with the requested lengths.
 
-    The text says how many responses ended early and how many were too long. For both groups, it states the mean length
-    and the reason, if the reason is known. If only the chunks of some responses were counted, and not their tokens, the
-    text only says that these output lengths are unknown.
+    The text states how many responses ended early and how many were too long. For each of these two groups, it also
+    states the mean length, and the reason if this is known.
+
+    For some responses, only the chunks can be counted, and not the tokens. If there are such responses, the text only
+    says that their output lengths are unknown.
     """
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)

@@ -236,18 +236,18 @@ class Search:
         return np.asarray((1 - PILOT_DOUBT) * near / near.sum() + PILOT_DOUBT * wide / wide.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
-        """Return, for each grid load, the likelihood of a run's result on the assumption that this grid load is the
+        """Return the likelihood of a run's result for each load on the grid, assuming that this grid load is the
         capacity.
 
-        `load` is the load of the run. `over` is the probability that `load` exceeds the capacity, as judged from the
-        run alone. `over` is limited to the range from MIN_DOUBT to 1 - MIN_DOUBT.
+        - `load` is the load of the run.
+        - `over` is the probability that `load` exceeds the capacity, as judged from this run alone. It is first limited
+          to the range from MIN_DOUBT to 1 - MIN_DOUBT.
 
-        - Grid loads below `load` have the likelihood `over`. If such a grid load were the capacity, `load` would exceed
-          it.
-        - All other grid loads have the likelihood `1 - over`.
+        For each grid load below `load`, the likelihood is `over`, because `load` would exceed such a capacity. For all
+        other grid loads, the likelihood is `1 - over`.
 
-        If a pilot (closed loops before the search) has measured the full throughput, there is no jump at `load`. The
-        likelihood then changes gradually, over the width RUN_SPREAD.
+        The likelihood usually jumps at `load`. If a pilot (closed loops before the search) has measured the full
+        throughput, the likelihood changes gradually instead, over the width RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:

@@ -672,7 +672,9 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
 
 
 def _prices(sweeps: Iterable[SweepResult]) -> str:
-    """Return the prices of the sweeps per GPU hour or server hour as text, or an empty string if there are none."""
+    """Return the different prices of the sweeps as text, such as `$2.5 per GPU hour`. The text is empty if no price is
+    known.
+    """
     texts = (
         f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
         for sweep in sweeps

@@ -350,7 +350,7 @@ def _check_prefill_workers(options: LimitsOptions) -> None:
 
 
 def _check_serving(options: LimitsOptions) -> None:
-    """Raise PlanError if an option of training is set without --training."""
+    """Raise PlanError if the user has set an option that applies only to training, but not --training."""
     for option, is_set in _set_options(options, TRAINING_ONLY).items():
         refuse_unused({option: is_set}, "without --training", f"Leave {option} out, or add --training.")
 

@@ -193,9 +193,10 @@ def _check_locustfile(file: Path | None) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise PlanError if the page cannot listen at this address, for example because another program does.
+    """Raise PlanError if the page cannot listen at `host` and `port`, for example because another program uses this
+    port.
 
-    Without this check, Locust prints a traceback and waits for the page.
+    Without this check, Locust would print a traceback instead of a clear message.
     """
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(

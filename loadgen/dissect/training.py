@@ -77,9 +77,10 @@ class TrainingSpec:
 
 
 def measure_training(spec: TrainingSpec) -> TrainingResult:
-    """Measure a training step with each technique in turn.
+    """Measure the training step of `spec` with each of its techniques, such as `zero3`, one after another.
 
-    Raises DissectError if no technique can be measured on this device, and HardwareError for an unknown model.
+    Raises DissectError if no technique can be measured on this device, or if the model has fewer layers than requested.
+    Raises HardwareError for an unknown model.
     """
     device_probe.check_device(spec.device, spec.dtype)
     full_shape = shape_of(spec.model, spec.hardware)

@@ -31,15 +31,16 @@ def check_alone(plan: Plan, option: str) -> None:
 def run_alone(
     plan: Plan, folder: Path, run_class: Callable[[Plan, Path], Footer], say: Say | None = None
 ) -> dict[str, str] | None:
-    """Run each class of traffic alone, before the run with all classes.
+    """Run each class of traffic alone, before the run with all classes. `folder` is the folder of the run with all
+    classes.
 
-    `folder` is the folder of the run with all classes. The function `run_class` takes the plan of one class and a
-    folder, and makes the run. Its folder is next to `folder`: for a class CLASS, it is `FOLDER-alone/CLASS`. Return the
-    folder of each class's run, relative to `folder`, or None if one of these runs was interrupted.
+    The function `run_class` makes each run. It takes the plan of the class and the folder of its run. For a class
+    CLASS, this is the folder `FOLDER-alone/CLASS` next to the folder FOLDER of the run with all classes.
 
-    The runs of single classes use a different seed than the run with all classes. With the same seed, the prompts of
-    the run with all classes would already be in the server's prefix cache. The commands of --at run only in the run
-    with all classes.
+    Return the folder of each class, relative to `folder`. Return None if one of these runs was interrupted.
+
+    These runs use different seeds than the run with all classes. With the same seed, the prompts of the run with all
+    classes would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

@@ -39,8 +39,11 @@ def check_audio(plan: Plan, dialect: Dialect) -> None:
 def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
     """Yield the mistakes in the options of a plan whose endpoint transcribes recordings.
 
-    Such a plan may have no options for text prompts. If the recordings come from files, it may not state their length.
-    The format of the response must be one that loadgen can read.
+    Such a plan must meet three conditions:
+
+    - It has no options for text prompts, such as --input-tokens.
+    - If the recordings come from files, it does not set their length (--audio-seconds).
+    - The format of the response is a format that loadgen can read (READABLE_FORMATS).
     """
     if plan.input_tokens != default_input_tokens(vars(plan)):
         yield (

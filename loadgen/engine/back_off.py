@@ -80,8 +80,10 @@ class BackOff:
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
         """Note that a client sends its next request without a pause, because its last request did not fail immediately.
 
-        A request fails immediately if it is refused within AT_ONCE_NS (1 s). `was_retry` is True if the client had
-        paused before its last request. In this case, the next waiting client may send at once.
+        A request fails immediately if the server refuses it within AT_ONCE_NS (1 s) after it was due.
+
+        `now_ns` is the current time. `was_retry` is True if the client had paused before its last request. This retry
+        shows that the server accepts requests again, so the client that has waited longest may also send at once.
         """
         self._failing_since_ns = None
         if was_retry:

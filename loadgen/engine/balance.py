@@ -76,12 +76,14 @@ class Dealer:
         """Ids of the sessions of this worker, in the order in which they start."""
 
     def choose(self, request: Request, canary: int | None = None) -> int | None:
-        """Return the index of the replica for a request, or None if the replica must be chosen when the request is due.
+        """Return the index of the replica for `request`, or None if the replica is chosen only when the request is due.
 
         The result is None only for the balance `least-busy`. Even with this balance, warm-up requests and canaries
-        (test prompts of --verify) get an index. If the request is a canary, `canary` is the number of the canary.
+        (test prompts of --verify) get an index. `canary` is the number of the canary, or None if the request is not a
+        canary.
 
-        The sessions of a run must be passed in the order in which they start.
+        Pass the sessions of a run in the order in which they start, because the replica depends on the position of the
+        session in this order.
         """
         if canary is not None:
             return canary % self._replicas

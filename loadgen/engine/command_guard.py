@@ -46,7 +46,7 @@ class CommandGuard:
                     )
 
     def add(self, group: int) -> None:
-        """End this process group if the coordinator dies."""
+        """Let the guard end the process group with the id `group` if the coordinator dies."""
         with self._lock:
             self._send(f"+{group}\n")
 

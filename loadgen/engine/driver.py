@@ -679,7 +679,10 @@ class Driver:
         return True
 
     def _arm_try(self) -> None:
-        """If clients of the closed loop pause, schedule `_on_retry` for the time when the next one may send again."""
+        """Schedule the call of `_on_retry` for the time when the next paused client of the closed loop may send again.
+
+        If no client is paused, or an earlier call is already scheduled, do nothing.
+        """
         back_off = self._back_off
         if back_off is None or not back_off.waiting:
             return
@@ -991,8 +994,9 @@ class Recorder:
     def _record_some(self) -> None:
         """Record some of the requests in `ended`, the queue of requests that have ended but have no Record yet.
 
-        Normally one request is recorded per turn of the event loop, and only while no other request is ending. If many
-        requests wait, a turn records more of them. The description of QUIET_NS has the details.
+        Each call records one request. The call is put off while responses are ending (QUIET_NS), unless a session or
+        another caller waits for the Record. If more than BACKLOG requests are in the queue, a call is not put off and
+        records several requests.
         """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]

@@ -122,15 +122,15 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 
 
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
-    """Return the dialect for the requests to `path` in a file of whole requests.
+    """Return the dialect for the requests to the URL path `path` in the file `source`, which contains whole requests.
 
-    A dialect is the request and response format of an endpoint. Normally `path` is the path of an endpoint of the
-    server, and the result is the dialect of this endpoint. For any other path, the result is the argument `dialect`,
-    which the user has chosen by an option for the endpoint or the path.
+    A dialect is the request and response format of an endpoint. If `path` belongs to an endpoint of the server, the
+    result is the dialect of this endpoint. For any other path, the result is the dialect that the user has chosen: the
+    argument `dialect`.
 
     Raises PlanError in two cases:
 
-    - `path` belongs to no endpoint, and the user has given neither option, so the format is unknown.
+    - `path` belongs to no endpoint, and the user has chosen neither an endpoint nor a path. The format is then unknown.
     - The endpoint takes requests that are not JSON.
     """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)

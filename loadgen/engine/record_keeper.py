@@ -76,14 +76,16 @@ class RecordKeeper:
             self._start()
 
     def end(self, notes: list[str], interrupts: Interrupts, on_wait: Callable[[], object] = lambda: None) -> list[Path]:
-        """Let the process of this keeper compress the remaining files of Records, and wait until it ends.
+        """Let the process compress the remaining files of Records, and wait until the process has ended.
 
-        If old Records were removed during the run, the returned list contains the file with their figures. Otherwise
-        the list is empty.
+        Return a list with the file that contains the figures of removed Records. The list is empty if no Records were
+        removed during the run.
 
-        `on_wait` is called at the beginning of the wait, and then every END_POLL_S seconds. A further interrupt ends
-        the process at once, and so does a wait of more than END_LIMIT_S. If the process fails or is ended early, a
-        message is added to `notes`, and the remaining files stay uncompressed.
+        - `notes`: a message is added to this list if the process fails or is ended early. Files may then stay
+          uncompressed.
+        - `interrupts`: a further interrupt during the wait ends the process at once. A wait of more than END_LIMIT_S
+          seconds also ends the process.
+        - `on_wait`: this function is called when the wait begins, and then every END_POLL_S seconds.
         """
         if self._process is None:
             return []

@@ -590,9 +590,10 @@ class _Orders(NamedTuple):
 
 
 def _on_order(pipe: Pipe, drivers: Sequence[Driver], orders: _Orders) -> None:
-    """Carry out an order of the coordinator: connect, start, stop, or go on.
+    """Read an order of the coordinator from `pipe` and carry it out: connect, start, stop, or go on.
 
-    The order to go on lets the worker send its last canaries (prompts with a known answer) after the load.
+    `orders` contains the futures that are waiting for orders. The order to go on comes after the load. It lets the
+    worker send its last canaries (prompts with a known answer). If the coordinator has died, the worker stops.
     """
     try:
         order = pipe.recv()

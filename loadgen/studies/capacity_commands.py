@@ -215,7 +215,10 @@ def _step_tokens(option: CapacityOption, context: CommandContext) -> int:
 
 
 def _has_fp8_cache(option: CapacityOption, context: CommandContext) -> bool:
-    """Return True if an option was simulated with a KV cache in fp8, which engines use only if an option says so."""
+    """Return True if the configuration `option` was simulated with a KV cache in fp8.
+
+    Its server command must then request this number format, because engines do not use it for the cache by default.
+    """
     card = gpu(option.gpu, context.space.hardware)
     engine = framework(ENGINES[option.engine].preset().framework)
     return default_kv_bytes(card, number_format(option.format), engine) == number_format("fp8").weight_bytes

@@ -266,9 +266,10 @@ def _pareto_data(report: CapacityReport, colours: Mapping[str, str]) -> dict[str
 
 
 def _commands(report: CapacityReport) -> list[Block]:
-    """Return blocks that the reader can unfold. Each block contains the commands of one configuration.
+    """Return a foldable block for each configuration. It contains the commands of the configuration, and notes on them.
 
-    The configurations are the first MAX_COMMANDS options and all points of the Pareto set.
+    The configurations are the first MAX_COMMANDS options and all points of the Pareto set. Configurations without
+    commands are left out.
     """
     entries = [(f"{option.gpus} x {report.full_name(option)}", option) for option in report.options[:MAX_COMMANDS]]
     entries += [

@@ -56,7 +56,11 @@ class RequestFacts:
 
 
 def request_facts(plan: Plan) -> RequestFacts:
-    """Return the lengths of the requests of a plan, from a short simulation without hardware."""
+    """Return the lengths of the requests of `plan`.
+
+    The lengths come from a simulation of PILOT_REQUESTS arrivals. The simulated server has fixed step times and a
+    prefix cache that is never full.
+    """
     policy = Policy(
         running_limit=4096, step_tokens=1 << 20, prefill="mixed", block_size=16, prefix_cache=True, memory_fraction=0.9
     )
@@ -99,11 +103,11 @@ class Limit:
     """Maximum requests per second of one prefill worker. None without separate workers."""
 
     def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
-        """Return the smallest numbers of replicas and of prefill workers that can serve `rate_per_s` requests per
+        """Return the minimum numbers of replicas and of prefill workers that can serve `rate_per_s` requests per
         second.
 
-        If prefill and decode have separate workers, the first number counts decode workers. Otherwise, the second
-        number is 0.
+        The number of prefill workers is 0 unless prefill and decode have separate workers. With separate workers, the
+        first number is the number of decode workers.
         """
         prefill = 0 if self.prefill_per_s is None else math.ceil(rate_per_s / self.prefill_per_s)
         return max(1, math.ceil(rate_per_s / self.per_s)), prefill
@@ -175,7 +179,11 @@ def _slowest(bounds: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Predicted mean latencies and rates by the number of requests in flight, for one replica or one decode worker."""
+    """Predicted mean latencies and rates of one replica, or of one decode worker, as functions of the requests in
+    flight.
+
+    `in_flight` is an array of numbers of requests in flight. The other arrays have one value for each of these numbers.
+    """
 
     in_flight: Any
     ttft_s: Any

@@ -145,11 +145,12 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     def errors(self, *, elsewhere: bool = False) -> dict[str, float]:
         """Return the relative error of each figure that the twin predicts, by the name of the figure.
 
-        By default, the twin predicts the measured server, and the errors are those of the fit (`residual`).
+        By default, the errors are for predictions of the measured server. They are then the errors of the fit
+        (`residual`).
 
-        If `elsewhere` is True, the twin predicts a server with another GPU, model, number of GPUs or number format. The
-        errors of the hardware model are then included. They are known for TTFT and TPOT only. The error for TPOT is
-        also used for rates and for E2E latency.
+        If `elsewhere` is True, the errors are for predictions of a server with another GPU, model, number of GPUs or
+        number format. They then include the error of the hardware model. This error is known only for TTFT and TPOT.
+        For rates and for E2E latency, the error for TPOT is used instead.
         """
         if not elsewhere:
             return self.residual

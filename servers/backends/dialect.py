@@ -246,9 +246,10 @@ class Dialect(msgspec.Struct, frozen=True):
 
 
 def _decode_without_usage(decode: Callable[[Sequence[bytes]], Answer], payloads: Sequence[bytes]) -> Answer:
-    """Decode the events of a response with `decode`, and remove the token counts that the response reports.
+    """Decode the events of a response with `decode`, but ignore the token counts that the server reports.
 
-    The output tokens are the sum over the events instead. The length of the prompt is unknown."""
+    The number of output tokens is then the sum over the events. The length of the prompt is unknown.
+    """
     answer = decode(payloads)
     answer.prompt_tokens = None
     if answer.counted_by == "server":

@@ -1,10 +1,10 @@
-"""Completes request bodies that the user wrote, and chooses the dialect that decodes each response.
+"""Adds missing fields to request bodies that the user wrote, and chooses the dialect that decodes each response.
 
-A body is sent byte for byte. A field is added only if it is missing and the response could not be measured without it:
-`stream`, and on the OpenAI endpoints `stream_options`, which requests the token counts. Added fields come last, so that
-every byte before them stays the same.
+A field is added only if the response could not be measured without it. These fields are `stream` and, on the OpenAI
+endpoints, `stream_options`, which requests the token counts. They are added at the end of the body, so that all bytes
+before them stay as the user wrote them.
 
-A body with `"stream": false` stays as it is. Its response arrives in one piece, so it has no TTFT and no TPOT.
+A body with `"stream": false` is not changed. Its response arrives in one piece, so it has no TTFT and no TPOT.
 """
 
 from __future__ import annotations

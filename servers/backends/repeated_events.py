@@ -161,12 +161,12 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return what may follow the text of an event, as one byte string for each running total from 0 to `count` - 1
-    tokens.
+    """Return the bytes after the text in an event, for every number of generated tokens from 0 to `count` - 1.
 
-    The bytes after the text contain token counts, which grow with the running total. `template` contains a `%d` in
-    place of each token count. The i-th `%d` is replaced by the running total plus `offsets[i]`. The result is cached,
-    because it is the same for responses to prompts of equal length.
+    These bytes contain token counts that grow during the response, such as `"completion_tokens":5`. `template` contains
+    a `%d` in place of each token count. The i-th `%d` is replaced by the number of generated tokens plus `offsets[i]`.
+
+    The list is cached, because responses to prompts of equal length need the same list.
     """
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 

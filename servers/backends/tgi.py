@@ -28,7 +28,8 @@ class TgiToken(msgspec.Struct, gc=False):
 class Details(msgspec.Struct, gc=False):
     """The object `details` in the last event of a response. The server sends it only if the request asks for details.
 
-    The server sends `input_length` since version 2.3.0. The number includes special tokens that the server adds.
+    `input_length` is the number of prompt tokens, including special tokens that the server adds. It is None for servers
+    before version 2.3.0, which do not send it.
     """
 
     finish_reason: str | None = None

@@ -195,9 +195,11 @@ def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
 def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> list[FactorChange[TrainingSetup]]:
     """Return the changes that turn the training job `old` on the first GPU into the job `new` on the second GPU.
 
-    The changes are in the order in which they are applied. Each of them replaces one property of the GPU or one setting
-    of the job. Settings that depend on the memory, such as the micro-batch, come from `middle`. This is the fastest job
-    on the second GPU with the batch and the number of GPUs of `old`.
+    Each change replaces one property of the GPU, or settings of the job. The list is in the order in which the changes
+    are applied.
+
+    `middle` is the fastest job on the second GPU with the batch and the number of GPUs of `old`. It supplies the
+    settings that depend on the memory of the second GPU, such as the micro-batch.
     """
     changes = [
         _on_gpu(compute_change(old.gpu, new.gpu, old.number)),

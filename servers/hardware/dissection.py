@@ -41,10 +41,10 @@ UNLIMITED_BYTES = 1e18
 
 @dataclass(frozen=True, slots=True)
 class FactorChange(Generic[State]):
-    """A change that replaces one property of the first GPU, such as its memory bandwidth, by that of the second GPU.
+    """A change of one factor, such as the memory bandwidth or the number of GPUs, from its old value to its new value.
 
-    `before` and `after` are the values of the property on the two GPUs, as text. `apply` takes a state and returns the
-    state with the new value. A state is a GPU, a server with its load, or a training job.
+    `before` and `after` are these two values as text. `apply` is a function that takes a state, and returns the state
+    with the new value. A state is a GPU, a server with its load, or a training job.
     """
 
     name: str
@@ -389,11 +389,11 @@ def _apply_format(state: State, with_format: Callable[[State, str], State], name
 
 
 def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
-    """Return the number formats through which a change from `old` to `new` passes, including `old` and `new`.
+    """Return the number formats of a stepwise change from `old` to `new`, including `old` and `new`.
 
-    For example, a change from fp16 to nvfp4 passes through fp8 if the tensor cores of `card` compute in fp8. Only
-    formats of FORMATS_BY_BITS can lie in between, and they have fewer bits than `old` and more bits than `new`. For
-    this purpose, bf16 counts as fp16. If `old` or `new` is not in FORMATS_BY_BITS, no format lies in between.
+    For example, the change from fp16 to nvfp4 has the formats fp16, fp8 and nvfp4 if the tensor cores of `card` compute
+    in fp8. A format lies in between if FORMATS_BY_BITS lists it between `old` and `new`, and `card` computes in it.
+    Here bf16 counts as fp16. If FORMATS_BY_BITS does not contain `old` or `new`, no format lies in between.
     """
     names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
     if any(name not in FORMATS_BY_BITS for name in names):

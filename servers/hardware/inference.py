@@ -643,7 +643,12 @@ def lower_bounds_s(
 def _one_step_bounds_s(
     deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any, queries: int = 1
 ) -> dict[str, Any]:
-    """Return the minimum seconds of one step that computes `queries` tokens for each decoding sequence."""
+    """Return the minimum time in seconds for which a step occupies each resource: `compute`, `memory` and `network`.
+
+    `queries` is the number of tokens that the step computes for each decoding sequence. It is larger than 1 with
+    speculative decoding. The other arguments are those of `lower_bounds_s`: `prompts` sequences with `tokens` new
+    tokens each, after `before` tokens in the KV cache, and `decoding` sequences that hold `context` tokens each.
+    """
     gpu = deployment.gpu
     model = deployment.model
     if not model.plain:

@@ -234,10 +234,11 @@ def unused_networks(names: Iterable[str], *, in_machine: bool, between_machines:
 
 
 def network_notes(changes: Iterable[str], *, in_machine: bool, between_machines: bool) -> list[str]:
-    """Return a sentence without a full stop for each network in `changes` over which nothing is sent.
+    """Return a sentence for each network in `changes` over which nothing is sent. The sentences have no full stop.
 
-    `changes` are changes of a GPU as in `scaling_changes`, such as `network=NVLink 5`. `in_machine` is True if GPUs of
-    a machine communicate, and `between_machines` if machines do.
+    - `changes` are changes of a GPU, such as `network=NVLink 5` (see `scaling_changes`).
+    - `in_machine` is True if the GPUs of a machine send data to each other.
+    - `between_machines` is True if machines send data to each other.
     """
     names = [value for name, _, value in (change.partition("=") for change in changes) if name.strip() == "network"]
     unused = unused_networks(names, in_machine=in_machine, between_machines=between_machines)

@@ -91,9 +91,13 @@ class LoadTimes:
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
     """Return how many of the requests in flight run at the same time, at least 1. The other requests wait.
 
-    There are two limits: running requests must fit into the KV cache, and the settings of `load` may contain a running
-    limit. A running request holds `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its
-    response. `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use.
+    Two limits apply:
+
+    - Running requests must fit into the KV cache. Each holds `prompt_tokens + output_tokens / 2` tokens on average: its
+      prompt and half of its response.
+    - The settings of `load` may contain a maximum number of running requests (`running_limit`).
+
+    `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use.
     """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)

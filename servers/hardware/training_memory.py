@@ -188,9 +188,9 @@ def _saved_bytes(step: TorchStep) -> float:
 
 
 def _mlp_backward_bytes(step: TorchStep) -> float:
-    """Return the bytes of temporary tensors in the backward pass of an MLP.
+    """Return the bytes of the temporary tensors in the backward pass of an MLP.
 
-    The tensors are two gradients of the intermediate width and two gradients of the hidden width.
+    There are four such tensors: two gradients as wide as the MLP's intermediate layer, and two as wide as its input.
     """
     model = step.model
     return step.tokens * (2 * model.intermediate + 2 * model.hidden) * step.value_bytes

@@ -87,10 +87,11 @@ class LaunchSpec:
 
     @property
     def access(self) -> Access:
-        """Access to the server with its API key.
+        """The credentials for requests to the server: its API key.
 
-        The key is in the environment variable options["api_key_env"], by default LOADGEN_API_KEY. Raises SecretError if
-        the key contains invalid characters."""
+        The key is read from an environment variable. options["api_key_env"] is the name of this variable, by default
+        LOADGEN_API_KEY. Raises SecretError if the key contains invalid characters.
+        """
         return Access(bearer_header(read_secret(self.options.get("api_key_env", "LOADGEN_API_KEY"))))
 
     @property

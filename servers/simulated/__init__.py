@@ -1,6 +1,6 @@
 """Simulated servers that speak the protocols of vLLM, TGI, LightLLM, SGLang and TEI without running a model.
 
-docs/simulated.md describes the simulated servers. The modules import each other as follows, from left to right:
+docs/simulated.md describes the simulated servers. An arrow points from a module to the modules that it imports:
 
     config ──> stream_sender ──> protocol, token_clock             options, and how responses are sent
     vllm, tgi, lightllm, sglang, tei ──> state ──> stream_sender   one module per backend: requests to bytes

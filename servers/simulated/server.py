@@ -162,10 +162,10 @@ def child() -> None:
 
 
 def _slowdown(config: SimulatedConfig) -> Slowdown:
-    """Return how the time to the first token grows during a run, as configured.
+    """Return how the time to the first token grows during a run, as `config` states.
 
-    The clock of the server may run faster than real time (`speed`). The times in the configuration are times of this
-    clock. The result has real times.
+    The times in `config` are times on the clock of the server, which may run faster than real time (`speed`). The times
+    in the result are real times.
     """
     after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
     return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)
@@ -602,7 +602,8 @@ class CompletionHandler:
     async def _trickle(self, stream: Stream, head: bytes) -> None:
         """Send the response head in small pieces, with a pause after each piece.
 
-        If the stream has not generated tokens yet, the times of its tokens count from the end of the last pause.
+        The token times of the stream are then counted from the end of the last pause, unless tokens have already been
+        generated.
         """
         duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
@@ -612,10 +613,10 @@ class CompletionHandler:
         stream.job.arrived_ns = time.monotonic_ns()
 
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """Send a non-streamed response when its last token is due.
+        """Send a response without streaming. It is sent as a whole when its last token is due.
 
-        Return a Reply if the caller must send the response instead. Otherwise return True if the connection can take
-        another request, and False if it cannot.
+        `ending` states how the response ends. If the generation has failed, return a Reply that the caller must send
+        instead. Otherwise return True if the connection can take another request, and False if it cannot.
         """
         if ending == "failed":
             return self._protocol.generation_failure or self._protocol.failure(500)

@@ -70,7 +70,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/chat/completions. Raises ErrorReply for an invalid request.
 
-    In a stream, the role is in an event without text, and so is the finish reason.
+    In a stream, the role and the finish reason are in two separate events without text.
     """
     body = request.body
     sglang_checks.check_openai(state, request.path, body, chat=True)
@@ -481,9 +481,9 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of SGLang's histograms, as recorded from a real server.
+    """Return the bucket bounds of each histogram. The bounds were recorded from a real SGLang server.
 
-    The bounds of lengths are limited to `max_model_len`, but the first bound is always included.
+    Bounds of lengths are left out if they exceed `max_model_len`. If all of them do, the first bound stays.
     """
     ttft = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
     tpot = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6)

@@ -328,9 +328,10 @@ def _failure(status: int) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of the histograms. Durations have the bounds of TGI, and lengths have powers of two.
+    """Return the bucket bounds of each histogram, as set by `prepare` in router/src/prometheus.rs.
 
-    The source is `prepare` in router/src/prometheus.rs.
+    The bounds of durations are those of TGI. The bounds of lengths are powers of two up to `max_model_len`, but at most
+    2**19.
     """
     durations = [0.00001 * 1.5 ** (power + 1) for power in range(35)]
     lengths = [1 << power for power in range(20) if 1 << power <= max_model_len]

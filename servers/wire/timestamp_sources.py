@@ -367,9 +367,10 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the least exact of the timestamp sources in `names`, because this source limits how exact a run is.
+    """Return the least exact of the timestamp sources in `names`. A run is only as exact as this source.
 
-    An unknown name counts as `user`, the source that takes timestamps in user space.
+    An unknown name counts as `user`, the source that takes timestamps in user space. It is the least exact source of
+    all.
     """
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]

@@ -60,7 +60,7 @@ class Received(Protocol):
 
 
 class Response(Received, Protocol):
-    """Interface of a received response (see `Received`) with the send time of its request."""
+    """Interface of a received response that includes the send time of its request. It extends `Received`."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)
@@ -134,7 +134,7 @@ class TimestampSource:
         """Collect the timestamps that are available. The worker calls this method several times a second."""
 
     def rate_dropped(self) -> bool:
-        """Return True if packets have arrived clearly more slowly since the last call than before it.
+        """Return True if the rate of arriving packets has clearly dropped since the last call of this method.
 
         A source that does not see packets always returns False.
         """

@@ -44,9 +44,9 @@ class LoggedRequest(msgspec.Struct):
 
 
 class LogNotes:
-    """Counts the requests that a log reader leaves out, and its assumptions about other requests.
+    """Counts the requests of a log that are not replayed, and those that are replayed with an assumption.
 
-    Each entry maps a reason or an assumption to the number of requests that it applies to.
+    Each counter maps a text (the reason or the assumption) to the number of requests that it applies to.
     """
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ recorded operation. Its attributes are those of the semantic conventions for gen
                                  the messages of `gen_ai.system_instructions` and the tools of
                                  `gen_ai.tool.definitions`.
 
-In the replay, a request waits for earlier requests that had ended before it started in the recording. These are
-requests of the same agent, of the agents above it, and of its sub-agents at any depth. If one of these requests had
-ended before another one started, only the later one is waited for. The delay of a request is the recorded time from the
-end of the last of these requests to its own start. The part of the delay in which tools ran counts as tool time.
+In the replay, a request waits for the requests that had ended before it started in the recording. Only requests of the
+same agent, of its ancestors and of its descendants in the tree of agents are considered. If some of these requests
+followed one another, the request waits only for the last of them. The delay after the end of an earlier request is as
+long as in the recording. The part of the delay in which tools ran counts as tool time.
 
 If a request was recorded without messages, its prompt is generated. The prompt begins with the previous prompt of the
 same agent, if that prompt was generated too and is shorter.

@@ -1,8 +1,9 @@
 """A sweep runs one plan at several loads to find the highest load that a server can handle.
 
-A *step* is one run at one load. Its files are in the folder `step-1`, `step-2`, ... Callbacks choose the next load and
-judge each run. A search begins with a *pilot*: closed loops of growing concurrency, in the folders `pilot-1`, ..., that
-measure the full throughput of the server. The package consists of these modules:
+A *step* is one run at one load. The files of the steps are in the folders `step-1`, `step-2`, and so on. Callbacks
+choose the next load and judge each run. A search begins with a *pilot*, which measures the full throughput of the
+server. The pilot consists of closed loops of growing concurrency. Their files are in the folders `pilot-1`, `pilot-2`,
+and so on. The package consists of these modules:
 
     __init__  the sweep, its journal and the loop over its steps.
     pilot     measures the full throughput of the server.

@@ -22,10 +22,10 @@ NS_PER_S = 1_000_000_000
 
 
 def describe_removed(file: Path) -> RemovedRecords:
-    """Return the figures of the measured requests in a file of Records, by time window.
+    """Return figures of the measured requests in `file`, a file of Records, by time window.
 
-    The time from the first to the last end of a request in the file is divided into at most MAX_WINDOWS windows of
-    equal length. A window lasts at least a minute, unless the whole file covers less than a minute.
+    The windows have equal lengths, and together they last from the first to the last end of such a request. There are
+    at most MAX_WINDOWS windows. Each lasts at least a minute, unless there is only one window.
     """
     builder = FrameBuilder()
     scan_records([file], builder.add, builder.add_block)

@@ -49,7 +49,7 @@ class RowLabelsBuilder:
         """Number of rows before the first one with a name."""
 
     def extend(self, names: Sequence[str]) -> None:
-        """Add rows with these names. A row without a name has an empty name."""
+        """Add one row for each name in `names`. An empty name stands for a row without a name."""
         if len(self._names) == 1 and not any(names):
             self._unnamed += len(names)
             return

@@ -354,8 +354,8 @@ def compare_paths(
     """Compare two groups of runs, A and B. Return the comparison, the runs of A and the runs of B.
 
     - `a` and `b`: the paths of the runs of each group. A path is the folder of one run, or a folder of repeats.
-    - `unequal_hint`: the hint of the PlanError that is raised if A and B did unequal work. With None, there is no such
-      error.
+    - `unequal_hint`: the hint in the PlanError for groups that did unequal work. If it is None, there is no error, and
+      such groups are compared too.
     - `margin`: the largest relative difference that does not matter.
     - `run_variation`: the largest relative difference to expect between two runs of the same server.
     - `gates`: the conditions of --fail-if.

@@ -246,10 +246,11 @@ def probe(
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return `facts`, changed to those of a simulated server if `mark` is not None.
+    """Return `facts` for a simulated server if `mark` is not None, and unchanged otherwise.
 
-    `mark` is the mark that a response of the server contained, or None if no response contained one. It usually states
-    the speed of the simulated server's clock. Facts that already describe a simulated server are returned unchanged.
+    `mark` is the mark that simulated servers add to their responses. It is None if no response contained such a mark.
+    The mark usually states the speed of the server's clock, which becomes part of the facts. Facts that already
+    describe a simulated server are returned unchanged.
     """
     if mark is None or facts.simulated:
         return facts

@@ -226,16 +226,16 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Return WordCosts with the words of `costs`, and the set of words whose token counts are not additive.
+    """Test whether the token counts of words are additive. Return a WordCosts, and the set of words that fail the test.
 
     Token counts are additive if two words in a row have as many tokens as they have separately. To test this, the
-    function counts the tokens of texts that together contain every pair of words. If no word fails the test, and
-    `costs` is not empty, the field `adds_up` of the WordCosts is True.
+    function counts the tokens of texts that together contain every pair of words. The WordCosts contains all words of
+    `costs`. Its field `adds_up` is True if no word fails the test and `costs` is not empty.
 
-    - `count` counts the tokens of texts.
+    - `count` is the function that counts the tokens of texts.
     - `costs` maps each word to its number of tokens after another word.
-    - `openings` is the number of words whose tokens are also counted at the start of a text, where a word may have
-      another number of tokens. These are the first words in `costs`.
+    - `openings` is the number of words whose tokens are also counted at the start of a text, where this number may
+      differ. These are the first words in `costs`.
     """
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()

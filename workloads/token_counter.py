@@ -47,10 +47,10 @@ ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """Counts the tokens of texts with the function `count`, and describes this function.
+    """A function that counts the tokens of texts (`count`), with its properties.
 
-    For example, `exact` says whether prompts have exactly the requested length, and `offline` says whether counting
-    needs no request to the server.
+    For example, `exact` says whether prompts have exactly the requested length. `offline` says whether the function
+    works without requests to the server.
     """
 
     count: CountTokens

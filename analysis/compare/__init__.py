@@ -768,7 +768,11 @@ def _names_and_counts(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> doc.Finding:
-    """Return the overall verdict on B as a finding."""
+    """Return a finding with the overall verdict on group B, such as `B is worse`, and the number of figures per
+    verdict.
+
+    If the groups cannot be compared, the finding states the reason instead.
+    """
     if comparison.invalid:
         return doc.Finding("verdict", "error", f"No verdict: {comparison.invalid}.")
     counts = Counter[str](row.verdict for row in comparison.rows)

@@ -277,11 +277,11 @@ class Variation(NamedTuple):
     """Assumed maximum variation between runs (--run-variation)."""
 
     def bound(self, server_error: float) -> float:
-        """Return the largest difference of a figure that variation between runs can explain.
+        """Return the largest difference in a figure that variation between runs can explain.
 
-        `server_error` is the standard error that the varying speed of the server causes in the figure. The bound is `t
-        * server_error`, where `t` is a quantile of Student's t. It is never less than `assumed`, and never more than
-        `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
+        `server_error` is the standard error of the figure that comes from variations in the speed of the server. The
+        bound is `t * server_error`, where `t` is a quantile of Student's t. It is limited to the range from `assumed`
+        to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):

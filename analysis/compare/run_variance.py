@@ -125,14 +125,14 @@ class Samples(NamedTuple):
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """Return the samples of the latency `metric` of a run in order of time, in groups of neighbouring samples.
+    """Return the samples of the latency `metric` of a run, in order of time and divided into groups of neighbours.
 
-    There are two kinds of groups:
+    There are two kinds of groups. They differ in the part of the variation that is due to chance:
 
-    - Strata: the differences within a group are due to chance. In a burst, latencies such as TTFT and E2E depend on the
-      position of the request in the burst, so their samples are divided into strata.
-    - Batches: the differences between groups are due to chance. All other samples are divided into batches, for example
-      times per token in a burst, and every latency in a run that is not a burst.
+    - Strata: only differences within a group are due to chance. In a burst, latencies such as TTFT and E2E depend on
+      the position of the request in the burst, so their samples are divided into strata.
+    - Batches: differences between groups are due to chance. All other samples are divided into batches. Examples are
+      the times per token in a burst, and all latencies in a run that is not a burst.
     """
     frame = run.frame
     if metric.per != "request":

@@ -104,9 +104,11 @@ def cards(summary: Summary) -> dict[str, Card]:
 
 
 def _cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards with the main figures at the top of the report, by short name.
+    """Return the cards with the main figures for the top of the report, by the short name of the card, such as
+    `ttft_s`.
 
-    The cards do not show yet which objectives failed."""
+    The function `cards` adds the failed objectives to these cards.
+    """
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}

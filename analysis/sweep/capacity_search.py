@@ -4,19 +4,20 @@ The search is a probabilistic bisection (Horstein, "Sequential transmission usin
 Frazier and Henderson, "Bisection search with noisy responses", 2013):
 
 1. A run at load L gives the probability p that L exceeds the capacity C.
-2. The search keeps a distribution of C over a logarithmic grid of loads. A run multiplies the weights of C < L by p and
-   the weights of C >= L by 1 - p.
-3. The next load is the one with the largest expected information (Kontsevich and Tyler, "Bayesian adaptive estimation
-   of psychometric slope and threshold", 1999).
+2. The search keeps a probability distribution of C over a logarithmic grid of loads. After each run, it multiplies the
+   probability of each grid load below L by p, and that of every other grid load by 1 - p.
+3. The next run has the load from which the search expects the most information (Kontsevich and Tyler, "Bayesian
+   adaptive estimation of psychometric slope and threshold", 1999).
 
 The search uses p and not the latencies themselves, because latency percentiles near the capacity vary strongly between
 neighbouring loads. Whether a percentile meets its bound is a much more stable result.
 
-The probability p is the probability that too large a share of requests misses a bound. It is computed from the counts
-with a Beta prior, similar to Jeffreys's (Brown, Cai and DasGupta, "Interval estimation for a binomial proportion",
-2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau. Here
-tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). It is computed
-at several latency thresholds, and the largest value is used. A threshold that few requests exceed shows no correlation.
+The load exceeds the capacity if too large a share of requests misses a bound. The probability p is computed from the
+number of requests that missed the bound and the number of all requests. It uses a Beta prior, similar to Jeffreys's
+(Brown, Cai and DasGupta, "Interval estimation for a binomial proportion", 2001). Neighbouring requests wait in the same
+queue and are therefore correlated, so n requests count as n / tau. Here tau is the autocorrelation time (Sokal, "Monte
+Carlo methods in statistical mechanics", 1997, section 3). It is computed at several latency thresholds, and the largest
+value is used. A threshold that few requests exceed shows no correlation.
 """
 
 from __future__ import annotations

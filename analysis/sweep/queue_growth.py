@@ -1,7 +1,7 @@
-"""Decides, while a run at a constant mean rate is in progress, whether the server keeps up or its queue grows.
+"""Decides during a run whether the server keeps up or its queue grows. The run has a constant mean request rate.
 
-A server that keeps up starts empty and fills with requests, so the number of requests in flight also grows at first.
-Growth alone therefore proves nothing. The test uses three facts to tell a filling server from a growing queue:
+Every run begins with an empty server, which fills with requests. The number of requests in flight therefore grows at
+first, even if the server keeps up. The test uses three facts to tell a filling server from a growing queue:
 
 - Filling slows down. The growth rate of a filling server falls by half within a few response times, while a queue grows
   at a constant rate.

@@ -217,11 +217,12 @@ def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | i
 
 
 def _file_error(error: Exception) -> Exception:
-    """Return an error with a clear message if `error` is about a file or path that cannot be used.
+    """Return an error with a clear message if `error` says that a file or path cannot be used.
 
-    - If a file cannot be written because the disk is full, the message names the file.
-    - If a path cannot be used, the message names the path. For example, its name may be too long, or the user may not
-      read a folder in it.
+    There are two such errors:
+
+    - A file cannot be written because there is no space, for example because the disk is full.
+    - A path cannot be used, for example because it is too long or the user lacks the permission.
 
     Any other exception is returned unchanged.
     """

@@ -753,10 +753,10 @@ def _compose_profile(draft: Draft, profile: str) -> None:
 
 
 def _compose_rate(draft: Draft, *, constant: bool) -> None:
-    """Set the loadgen option `--rate` or `--arrivals` of a load that has a request rate.
+    """Set the loadgen option `--rate` or `--arrivals` for a load that has a request rate.
 
-    If `constant` is True, the intervals between arrivals are constant. Otherwise they are random, and vary as much as
-    the other tool's option for burstiness says.
+    If `constant` is True, requests arrive at equal intervals. Otherwise the intervals are random. The other tool's
+    option for burstiness then determines how much they vary.
     """
     rate, concurrency = draft.first("--rate"), _number(draft.first("--concurrency"))
     per_worker = _number(rate)

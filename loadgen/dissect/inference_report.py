@@ -437,7 +437,10 @@ def wrap_lines(lines: Iterable[str]) -> str:
 
 
 def _modules(case: StepCase, direction: str) -> list[str]:
-    """Return the modules with operators in a direction (forward or backward), in the order of the data flow."""
+    """Return the modules of `case` that have operators in the given direction (forward or backward).
+
+    The modules are in the order of the data flow.
+    """
     return sorted(
         {operator.module for operator in case.operators if operator.direction == direction}, key=_module_order
     )

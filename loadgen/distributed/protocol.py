@@ -338,9 +338,11 @@ class Frames(Generic[T]):
             self._socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def send(self, message: WorkerMessage | MasterMessage, node: str = "") -> None:
-        """Send a message to the loadgen command on the other machine, through both Locust processes.
+        """Send a message to the loadgen command on another machine. It passes through the Locust processes of both
+        machines.
 
-        On the master, `node` names the machine."""
+        On the master, `node` is the name of the other machine.
+        """
         self.post(Sealed(node, msgspec.msgpack.encode(message)))
 
     def receive(self, timeout_s: float | None = None) -> T | None:

@@ -161,9 +161,12 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             SESSION.run.identities[target.name].forget(first_id_of(session))
 
     def send_in_session(self, request: Request, due_ns: int, on_sent: Callable[[int], object]) -> SentRequest:
-        """Send a request of a session, wait for the end of its response, and return both.
+        """Send a request of a session, and wait for the end of its response. Return the Record and the text of the
+        response.
 
-        `on_sent` is called with the time of sending in ns (CLOCK_MONOTONIC)."""
+        `due_ns` is the time at which the request is due. `on_sent` is called with the time of sending in ns
+        (CLOCK_MONOTONIC).
+        """
         target = self._session_target
         assert SESSION.run is not None
         request = target.with_model(request)

@@ -268,17 +268,19 @@ class SimulatedServer:
         return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest exponent `power` with which the objectives are met at the rate `RATE_STEP**power`.
+        """Return the largest exponent `power` for which the simulated server meets the objectives at
+        `RATE_STEP**power`.
 
-        The rate is in requests per second. The model is simulated at this rate, and its latencies are multiplied by
-        `slowdown` before they are compared with the objectives.
+        This is a rate in requests per second. For each exponent, the server is simulated at this rate. Its latencies
+        are multiplied by `slowdown`, and `met` compares them with the objectives.
 
-        A `slowdown` of 1.2 stands for a server on which everything takes 1.2 times as long as in the simulation. The
-        requests must then also arrive more slowly. Such a server therefore meets the objectives at a lower rate,
-        `RATE_STEP**power / slowdown`.
+        The factor `slowdown` is for a server that is slower than the simulation. For example, everything takes 1.2
+        times as long. If requests also arrive at a rate that is 1.2 times lower, this server behaves like the simulated
+        server in slow motion: all latencies are 1.2 times as long. The highest rate of the slower server is therefore
+        `RATE_STEP**power / slowdown`. The caller must compute it.
 
-        The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
-        PlanError if they are met at every rate up to `RATE_STEP**MAX_POWER`.
+        The search begins at the exponent `start`. Return None if the objectives are not met even at
+        `RATE_STEP**MIN_POWER`. Raises PlanError if they are still met at `RATE_STEP**MAX_POWER`.
         """
 
         def meets(power: int) -> bool:

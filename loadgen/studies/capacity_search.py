@@ -304,9 +304,10 @@ class CapacitySearch:
         return (math.inf, None) if purchase is None else (purchase.amount, purchase)
 
     def _gpu_hour(self, configuration: Configuration) -> Purchase | None:
-        """Return the lowest price of one hour of work of one GPU, or None if no price is known.
+        """Return the lowest price per hour of work for a GPU of the type in `configuration`. Return None if no price is
+        known.
 
-        The GPU has the type that `configuration` uses. `gpu_hour` explains the price of an hour of work.
+        An hour of work on a spot machine costs more than the listed price, because of interruptions (see `gpu_hour`).
         """
         return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
 

@@ -233,8 +233,9 @@ def note_recording(answer: Answer, request: Request) -> None:
 def split_speech(body: bytes, complete: bool) -> Sequence[bytes]:
     """Split an audio body into three payloads: its header, the first byte of audio, and the remaining bytes.
 
-    The first byte is a separate payload, because the answer refers to its arrival as the first audio. If the body is
-    complete, an empty payload is added, which stands for the end of the response. An empty body has no payloads.
+    The first byte is a separate payload, so that its arrival can be recorded as the time of the first audio.
+
+    If the body is complete, a fourth, empty payload stands for the end of the response. An empty body has no payloads.
     """
     if not body:
         return []

@@ -669,9 +669,11 @@ def _read_empty(
 def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
     """Count each choice without text as one token, if the counts of all events then add up to the server's count.
 
-    Such a choice may be half of a character, for example. Only choices between the first text and the end of the stream
-    count. `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event,
-    and is changed in place. `total` is the server's count.
+    A choice without text can stand for a token, for example if this token is only half of a character. Only choices
+    between the first text and the end of the stream are considered.
+
+    `with_choice` lists the indices of the events with a choice, and `choices` contains the choice of each event.
+    `tokens` contains the token count of each event, and is changed in place. `total` is the server's count.
     """
     missing = total - sum(tokens)
     if missing <= 0:

@@ -206,8 +206,8 @@ class Deployment:
     def micro_batch(self, sequences: Any) -> Any:
         """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.
 
-        The pipeline stages compute different micro-batches at the same time. A step therefore has as many micro-batches
-        as there are stages, and each gets an equal part of the sequences, but at least one whole sequence.
+        A step has one micro-batch per pipeline stage, because all stages compute at the same time. The sequences are
+        divided evenly among the micro-batches. The largest micro-batch has at least one sequence.
         """
         return elementwise_max(sequences / self.pipeline, elementwise_min(sequences, 1.0))
 

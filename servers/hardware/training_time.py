@@ -282,10 +282,10 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the times of a training step that DDP needs for collective operations, and those that it needs for copies.
+    """Return how long a training step with DDP spends on collective operations, and how long on copies.
 
-    Both results are dictionaries with a time in seconds for each phase: forward, backward and optimiser. During the
-    backward pass, DDP copies the gradients into buckets and sums each bucket over all devices. At ZeRO stage 1, the
+    Each result is a dictionary with the time in seconds for each phase: forward, backward and optimiser. During the
+    backward pass, DDP copies the gradients into buckets, and sums each bucket over all devices. At ZeRO stage 1, the
     updated weights are broadcast after the optimiser.
     """
     trained = sum(_trained_share(step) * group for group in _group_bytes(step))

@@ -142,10 +142,12 @@ class Poller:
 
 
 class Timer:
-    """A timer of the event loop that calls back within tens of microseconds after a given time (timerfd_create(2)).
+    """A timer of the event loop with an accuracy of tens of microseconds (timerfd_create(2)).
 
-    Each callback must call `arm` again. The timer's file descriptor is never read, because arming the timer makes the
-    descriptor unreadable until the next callback is due."""
+    Set the time of the next callback with `arm`. The callback itself must call `arm` again, even if no further callback
+    is needed. Otherwise the event loop calls it again at once: the timer's file descriptor is never read, so only `arm`
+    makes it unreadable.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

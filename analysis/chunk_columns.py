@@ -204,15 +204,18 @@ class OrderStatistics:
         return prefixes
 
     def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
-        """Count the values of the next digit of the samples, in one step of a radix search.
+        """Count the values of one digit of the samples, as a step of a radix search.
 
-        The search determines the samples digit by digit. In this step, the last `bits` bits of each sample are still
-        unknown. The next digit consists of the first of these bits, and `digit` is the number of bits in the digit.
+        A radix search determines samples digit by digit, from the first bits to the last. This step examines the next
+        unknown digit.
 
-        Samples with equal known bits form a group. `groups` contains the known bits of each group to count. The result
-        has one row per group and one column per value of the digit.
+        - `bits` is the number of bits of each sample that are still unknown.
+        - `digit` is the number of bits in the next digit. This digit consists of the first unknown bits.
+        - `groups` contains the groups to count. Samples belong to the same group if their known bits are equal. These
+          known bits identify the group.
 
-        The first digit is the same in every search, so its counts are computed only once.
+        The result has one row per group and one column per value of the digit. The counts of the first digit are
+        computed only once, because they are the same in every search.
         """
         if bits == self._bits and self._first_counts is not None:
             return self._first_counts

@@ -26,10 +26,13 @@ ZEN_3_AND_4 = 25
 
 
 def import_numpy() -> None:
-    """Import NumPy, on AMD Zen 4 without AVX-512.
+    """Import NumPy. On AMD Zen 4, AVX-512 is disabled in NumPy, because it makes sorting slow there.
 
-    Nothing is changed if NumPy is already imported, or if the user has set DISABLE_VARIABLE. The variable is removed
-    again after the import, so that programs which loadgen starts do not inherit it.
+    AVX-512 is disabled through the environment variable DISABLE_VARIABLE. The variable is set only during the import,
+    so that programs started by loadgen do not inherit it.
+
+    The variable is not set in three cases: NumPy is already imported, the user has set the variable, or NumPy is older
+    than version NAMED_SINCE.
     """
     avoids_avx512 = (
         "numpy" not in sys.modules

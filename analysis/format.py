@@ -195,10 +195,10 @@ def simulated(summary: Summary) -> str:
 
 
 def page_mark(summaries: Iterable[Summary]) -> str:
-    """Return the label of a page that shows these runs, such as `SIMULATED at 1 and 5 times speed`.
+    """Return the label that marks a page with simulated runs, such as `SIMULATED at 1 and 5 times speed`.
 
-    The label is empty if no run is simulated. If all simulated runs have the same label, the page has this label too.
-    Otherwise the label of the page lists all their speeds.
+    `summaries` are the summaries of the runs on the page. If all simulated runs have the same label, this is the label
+    of the page. Otherwise the label lists the speeds of all simulated runs. The label is empty if no run is simulated.
     """
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))

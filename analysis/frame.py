@@ -57,10 +57,12 @@ class Outcome(NamedTuple):
 
 
 class CountSource(NamedTuple):
-    """The sources of token counts and of timestamps. A Frame counts the requests with each combination of these fields.
+    """Facts about a request by which a Frame counts its requests. Requests with equal facts are counted together.
 
-    `counted_by` is the source of the token counts, and `stamps` is the source of the timestamps. `measured` is False
-    for warm-up requests.
+    - `measured`: False for warm-up requests.
+    - `state`: the state of the request, such as `complete`.
+    - `counted_by`: the source of the token counts.
+    - `stamps`: the source of the timestamps.
     """
 
     measured: bool
@@ -373,7 +375,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def later_counts(self) -> Integers:
-        """The number of tokens that the chunks of each row hold after the first token.
+        """The number of tokens in the chunks of each row, without the first token.
 
         The number is 0 for rows that the mask `sampled` does not select.
         """
@@ -397,11 +399,12 @@ class Frame(msgspec.Struct, frozen=True):
         return np.concatenate([gaps_ns / NS_PER_S for _, gaps_ns in self.gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
-        """Return the inter-token latencies of all rows that the mask `sampled` selects, in seconds.
+        """Return the inter-token latencies in seconds of all rows that the mask `sampled` selects, as one array.
 
-        Each row has one sample per token after its first token. For the first token of a chunk, the sample is the gap
-        since the previous chunk. For every further token of a chunk, the sample is 0. The gaps of a row precede its
-        zeros.
+        Each row has one latency per token after its first token. For the first token of a chunk, the latency is the gap
+        since the previous chunk. For every further token of a chunk, the latency is 0.
+
+        In the result, the gaps of a row come first, and its zeros follow.
         """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])
@@ -730,9 +733,9 @@ def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Boolean
 
     - First column: True if the token counts of the chunks are unknown.
     - Second column: True if the server reported the output length.
-    - Third column: True if the server generated hidden tokens, or if the stream contradicts the server's total. The
-      tokens of such a response must be computed by `streamed_tokens`, even if the counts of its chunks add up to the
-      total.
+    - Third column: True if `streamed_tokens` must compute the tokens of the response, even if the token counts of the
+      chunks add up to the output length. There are two reasons: the server generated hidden tokens, which may be
+      included in these counts, or it reported an output length of 0 although it streamed tokens.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:

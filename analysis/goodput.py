@@ -96,11 +96,13 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 
 
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
+    """Return the attainment curve: for each x, the share of requests that are good if all bounds are multiplied by x.
 
-    `ordered` contains the bound scales of all requests in ascending order. The bound scale of a request is the smallest
-    x at which the request is good (see `bound_scale`). The curve has at most MAX_POINTS points, evenly spaced by rank.
-    It ends below 1 if some requests are not complete, because these are never good.
+    `ordered` contains the bound scale of each request, in ascending order. The bound scale of a request is the smallest
+    x at which the request is good (see `bound_scale`).
+
+    The curve has at most MAX_POINTS points, evenly spaced by rank. Some requests, such as incomplete ones, are not good
+    at any x. If there are such requests, the curve ends below 1.
     """
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))

@@ -1,7 +1,7 @@
 """Columns of a Frame for sessions that are graphs, in which requests wait for other requests.
 
-The columns contain the session and the role of each request. They also contain the edges: each edge is a request,
-together with another request for which it waits.
+There are columns for the session and the role of each request, and columns for the edges of the graphs. An edge is a
+pair: a request, and another request for which it waits.
 """
 
 from __future__ import annotations

@@ -145,7 +145,17 @@ def _size_text(size: int | None) -> str:
 
 
 def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str, str]) -> Document:
-    """Return the page of `loadgen hardware bounds`: a grid, the shares of the time and a table per phase."""
+    """Return the page of `loadgen hardware bounds`, which shows what binds each kernel: compute, memory or latency.
+
+    - Each phase, such as `prefill`, has a section. A grid has one cell per kernel and GPU, with what binds the kernel
+      and its expected time. A table contains further figures of the kernels.
+    - The section about the generations has a chart per phase. It shows, for each GPU, the share of the time in kernels
+      that are bound by compute, by memory and by latency.
+    - The last section explains the terms and the accuracy.
+
+    `titles` contains the title and the subtitle of the page. `sizes` contains the unit of the input size for each
+    phase, such as `tokens` for `prefill`.
+    """
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.status import COMPUTED
 

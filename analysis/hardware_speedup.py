@@ -108,10 +108,12 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
     """Return a table that shows by how much each kind of factor, such as number formats, increases the speed.
 
-    The table has one column per step, where a step leads from one GPU to the next, and one row per kind of factor. A
-    cell contains the ratio of the speeds with and without the change of these factors. This ratio depends on the order
-    in which all factors are changed, so the cell contains the geometric mean over all orders. The last column contains
-    the product of all steps. The last row contains the speed-up by all factors together.
+    - Rows: one row per kind of factor. The last row contains the speed-up by all factors together.
+    - Columns: one column per step from one GPU to the next. The last column contains the product of all steps.
+
+    Each cell is a ratio: the speed with these factors changed, divided by the speed without these changes. This ratio
+    depends on the order in which all factors are changed. The cell therefore contains the geometric mean over all
+    orders.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)

@@ -35,9 +35,11 @@ Distributions = dict[str, Distribution]
 def start_gap_metrics(metrics: Sequence[Metric], frame: Frame) -> Iterator[Callable[[], Distributions]]:
     """Start a process that computes the distributions of gap metrics, if there are too many gaps to sort.
 
-    A gap is the time between two chunks of a response, and a gap metric is one of the `metrics` that are computed from
-    gaps. This context manager yields a function. The function waits until the process has ended, and returns the
-    distributions of the gap metrics. It returns an empty dictionary if no process was started or the process failed.
+    A gap is the time between two chunks of a response. A gap metric, such as ITL, is computed from gaps. The other
+    `metrics` are ignored.
+
+    This context manager yields a function that waits for the end of the process and returns the distributions. The
+    function returns an empty dictionary if no process was started or if the process failed.
     """
     gap_metrics = [metric for metric in metrics if metric.zero_counts(frame) is not None]
     if not gap_metrics or not can_fork():

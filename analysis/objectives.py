@@ -124,10 +124,11 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """Bounds that a given share of the requests would have met, for example 90% of them.
+    """The bounds that a given share of the requests, for example 90%, would have met.
 
-    These are the bounds of --goodput, multiplied by the smallest factor at which the share is reached. With a factor of
-    1.3, 90% of the requests would have met bounds that are 1.3 times as large, but not smaller bounds.
+    They are the bounds of --goodput, all multiplied by the same factor. The factor is the smallest with which this
+    share of the requests meets the bounds. For example, the factor is 1.3 if 90% of the requests meet bounds that are
+    1.3 times as large, but fewer requests meet smaller bounds.
     """
 
     scale: float

@@ -253,14 +253,14 @@ def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[Recov
 
 
 def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> tuple[RecoveredFigure, int | None]:
-    """Return how one figure recovered after a command, and the index of the time window in which it was normal again.
+    """Return how `figure` recovered after a command, and the index of the time window from which it was normal again.
 
     - `at_s` is the time of the command in seconds.
     - `windows` contains the indices of the time windows after the command in which the figure has a value.
     - `limit` is the worst value that is still normal.
 
-    If the figure did not recover, the index is None. If the command did not disturb the figure, the index is the first
-    of `windows`.
+    If the figure did not recover, the returned index is None. If the command did not disturb the figure, it is the
+    first index in `windows`.
     """
     values = figure.series.values[windows]
     outside = values > limit if figure.direction == "lower" else values < limit

@@ -123,10 +123,12 @@ def _with_bounds(card: Card, summary: Summary) -> Card:
 
 
 def _cards(repeats: RepeatsSummary) -> list[Card]:
-    """Return a card for each main figure: its mean over the repeats, the interval of the mean, and a dot per repeat.
+    """Return a card for each main figure, such as the TTFT p99.
 
-    A latency is the mean of the percentiles of the repeats, not the percentile of all requests. There is no card for
-    percentiles from too few samples."""
+    A card shows the mean of the figure over the repeats, the confidence interval of this mean, and a dot per repeat.
+    For a percentile, each repeat contributes its own percentile to the mean. There is no card for percentiles from too
+    few samples.
+    """
     result = []
     for name in CARDS:
         figure = repeats.figures.get(name)

@@ -177,9 +177,12 @@ def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
     """Return the measurement window of an open loop with a constant rate.
 
-    `steps` is the number of requests in flight over time. Requests are due from `begins` to `ends` (ns), and
-    `residence_ns` is the median time that a request is in flight. The window is the part of the run after the start-up
-    phase, in which the number in flight grows. If this part does not represent the run, the window is the whole run.
+    The window begins after the start-up phase, in which the number of requests in flight grows, and ends when the last
+    request is due. If this part does not represent the run, the window is the whole run.
+
+    - `steps` is the number of requests in flight over time.
+    - `begins` and `ends` are the first and the last due time in ns.
+    - `residence_ns` is the median time that a request is in flight.
     """
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))

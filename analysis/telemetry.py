@@ -116,9 +116,10 @@ def count_mixed_replicas(run: Run) -> int:
 
 
 def _count_mixed_replicas(run: Run) -> int:
-    """Return the minimum number of replicas whose counters are mixed in the readings of the server.
+    """Return the number of replicas whose counters are mixed in the readings of the server, or 0 if none are mixed.
 
-    This function goes through all readings at every call. `count_mixed_replicas` stores its result.
+    Counters are mixed if a load balancer passes each reading to a different replica. This function goes through all
+    readings at every call. Call `count_mixed_replicas` instead, which stores the result.
     """
     valid = [
         reading for reading in _all_readings(run, "server") if not reading.gap and "replicas" not in reading.values
@@ -562,8 +563,8 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
     """Return a reason why the backend may count more than the client does, or "" if no reason is known.
 
-    `counter` is the name of the counter. For example, a request may contain several texts. The client counts one
-    request, but some backends count each of the texts as a request.
+    `counter` is the name of the counter, such as `requests_finished`. For example, the client may send several texts in
+    one request. The client then counts one request, but some backends count one request per text.
     """
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")

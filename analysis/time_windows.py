@@ -1,8 +1,11 @@
 """Divides a run into equal time windows, and computes a figure for each window.
 
-Windows cover the time in which requests were due, inside the measurement window of the run. A latency belongs to the
-window in which its request was due. If the server becomes slow, the slow responses therefore count in the window in
-which this began, even if they end much later. Tokens and ends of requests belong to the window in which they arrived.
+The windows cover the time in which requests were due, as far as it lies inside the measurement window of the run.
+
+- A latency counts in the time window in which its request was due. If the server becomes slow, the slow responses thus
+  count in the time window in which the slowness began, even if they end much later.
+- A token counts in the time window in which it arrived.
+- The end of a request counts in the time window in which the request ended.
 """
 
 from __future__ import annotations

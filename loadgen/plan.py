@@ -635,9 +635,10 @@ class Plan:
             yield f"[[traffic]]: no table has a weight, so no class uses {load} of the whole plan: leave it out"
 
     def _command_mistakes(self) -> Iterator[str]:
-        """Yield a message if a command of --at would start after the last request.
+        """Yield a message if a command of --at would start at the end of the load or later.
 
-        Nothing is yielded for a plan without a duration, because the end of its run is not known.
+        At that time, no more requests are sent, so the command would have no effect. Nothing is yielded if a load has
+        no planned duration, because its end is not known.
         """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         durations_s = [plan.duration_s for plan in plans if plan.duration_s is not None]

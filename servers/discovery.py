@@ -405,7 +405,7 @@ def exceeded_request_limit(facts: ServerFacts, n: int, batch_size: int = 1) -> s
 
 
 def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple[str, str]]:
-    """Return the limits that a burst of `n` requests with `batch_size` inputs each exceeds.
+    """Return the limits of the server that a burst of `n` requests exceeds, if each request has `batch_size` inputs.
 
     Two quantities are checked: the number of requests at the same time, and the total number of their inputs. Each
     limit is a pair of texts, as `_exceeded` returns it.
@@ -420,9 +420,12 @@ def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
     """Return the limits of the server that `value` exceeds, as pairs of a message and a server option.
 
-    The message begins with `load`. For example, the load `100 requests at once` leads to the message `100 requests at
-    once exceed its ...`. The server option raises the limit. `bounds` names the quantity that `value` counts, such as
-    `total` or `requests` (see `ServerLimit.bounds`). Limits of other quantities are not checked.
+    The server option is the one that raises the limit.
+
+    - `bounds` is the quantity that `value` counts, such as `total` or `requests` (see `ServerLimit.bounds`). Limits of
+      other quantities are not checked.
+    - `load` is the beginning of the message. For example, `100 requests at once` leads to the message `100 requests at
+      once exceed its ...`.
     """
     exceeded: list[tuple[str, str]] = []
     for name, limit in BACKENDS[facts.name].limits.items():

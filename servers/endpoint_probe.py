@@ -212,11 +212,13 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
 
 
 def _without_named_field(trial: Trial) -> Dialect | None:
-    """Return the trial's dialect (its request format) without the first field that the server's refusal names.
+    """Return the trial's dialect (its request format) without a field that the server's refusal names.
 
-    If the refusal names the field of the output length, the request may ask for too few tokens: some servers refuse to
-    generate only one token. The dialect may then keep the field and request FEW_TOKENS tokens. The result is None if
-    the refusal names no field.
+    Only one field is changed, even if the refusal names several. A field that has a newer name, such as `max_tokens`,
+    gets this newer name instead. The result is None if the refusal names no field that may be left out.
+
+    There is one exception: a server may refuse the output length only because the trial requests a single token. The
+    result then keeps the field of the output length, and requests FEW_TOKENS tokens.
     """
     dialect = trial.dialect
     words = _words(trial.response.content)
@@ -356,10 +358,10 @@ def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> Refuse
 
 
 def _words(content: bytes) -> str:
-    """Return the text of an error response, in JSON or another format.
+    """Return the text of an error response. The callers search this text for the names of refused fields or models.
 
-    Two kinds of text are left out, because they name fields that the server does not refuse: copies of the request, and
-    lists of the supported fields.
+    `content` is JSON or plain text. Two parts are left out, because they also name fields that the server accepts:
+    copies of the request, and lists of the supported fields.
     """
     try:
         value = msgspec.json.decode(content)

@@ -390,9 +390,9 @@ class _DeadlineReader(io.RawIOBase):
     def makefile(self, _mode: str) -> io.BufferedIOBase:
         """Return a buffered reader that begins at the final response of the server.
 
-        A server may send interim responses, such as `103 Early Hints`, before the final response. This method skips
-        them, because http.client skips only `100 Continue`. http.client calls this method as it calls `makefile` of a
-        socket.
+        http.client calls this method, because it uses this object in place of a socket. A server may send interim
+        responses, such as `103 Early Hints`, before the final response. This method skips them, because http.client
+        skips only `100 Continue`.
         """
         reader = io.BufferedReader(self)
         try:

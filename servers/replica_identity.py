@@ -33,9 +33,9 @@ def replica_name(header: str) -> str:
 
 
 def find_places(url: str) -> frozenset[Place]:
-    """Return the addresses to which a server's URL leads, each with the path and the query of the URL.
+    """Return the addresses of the server at `url`. Each address comes with the path and the query of this URL.
 
-    The result is empty if the host has no address.
+    The result is empty if the host name has no address.
     """
     server = parse_server_url(url)
     unix = split_unix_url(server.base)

@@ -54,9 +54,11 @@ class Arrivals(msgspec.Struct, frozen=True):
     @classmethod
     @abstractmethod
     def parse(cls, rest: str) -> Self:
-        """Parse the part of the canonical text after the colon, such as `20` in `poisson:20`.
+        """Create the arrivals that a text such as `poisson:20` describes.
 
-        `rest` is "" if the text has no colon. Raises WorkloadError if `rest` is invalid."""
+        `rest` is the part of the text after the colon, such as `20`, or "" if there is no colon. Raises WorkloadError
+        if `rest` is invalid.
+        """
 
     def due_ns(self, _seed: int) -> Iterator[int]:
         """Yield the time at which each request should be sent, in ns after the start of the run, in ascending order.

@@ -224,10 +224,10 @@ def id_prompts(
     """Return a prompt builder (`Prompt`) whose prompts are random token ids from `alphabet`.
 
     - `numbers`: Number of prompts, which are numbered from 0.
-    - `shared`: Number of shared spans. A shared span is a sequence of token ids with which several prompts begin. The
-      spans are numbered -1, -2, and so on.
-    - `shortest`: Minimum length in tokens of a prompt whose first tokens differ from those of all other prompts.
-      Shorter prompts may be equal.
+    - `shared`: Number of shared spans, which are numbered -1, -2, and so on. A shared span is a sequence of token ids
+      with which several prompts begin.
+    - `shortest`: Length in tokens from which all prompts must be different. Prompts of this length or more already
+      differ in their first tokens. Shorter prompts may be equal.
 
     Raises PromptError if the alphabet is too small for this many different prompts and spans.
     """

@@ -102,7 +102,7 @@ class SyntheticRecording(msgspec.Struct, frozen=True):
 
 
 class RecordedFile(msgspec.Struct, frozen=True):
-    """A recording in a file of the user. The file is uploaded as it is."""
+    """A recording in a file of the user. The content of the file is uploaded unchanged."""
 
     path: Path
     duration_us: int = 0

@@ -243,8 +243,8 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
     node comes after its parents. If another request has no parents either, it is due at its recorded time after the
     start of the first node.
 
-    Raises WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay and a history that does not
-    exist.
+    Raises WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay, a request before the start
+    of the session, and a history that does not exist.
     """
     indices: dict[str, int] = {}
     for position, draft in enumerate(drafts):
@@ -324,14 +324,17 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
 def _agent_of(
     draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
 ) -> tuple[int, int | None]:
-    """Return the agent that makes the request `draft`, and the agent that started this agent.
+    """Return the agent that makes the request `draft`, and the agent that started that agent.
 
-    Each agent is returned as the index of its first node. The second result is None if the first agent was not started
-    by an agent.
+    Both values are node indices: an agent is identified by the index of its first node. The second value is None if the
+    agent that makes the request was not started by another agent.
 
     - `edges` lead to the requests that `draft` waits for.
-    - `nodes` contains all requests before `draft`.
-    - `agents` maps the name of each agent to the index of its first node. If `draft` names a new agent, it is added.
+    - `nodes` contains the nodes of all requests before `draft`.
+    - `agents` maps the name of each agent to the index of its first node. If `draft` names a new agent, this agent is
+      added.
+
+    If `draft` names no agent, its role determines the agent (see `DraftNode.agent`).
     """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)

@@ -111,8 +111,9 @@ def parse_rate(text: str, *, zero: bool = False) -> Fraction:
 def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
     """Parse a duration such as `10s`, `500ms`, `2m`, `1m30s` or `2` (seconds), and return it in ns.
 
-    Several units must be in descending order. `zero` is True if the duration may be 0. `name` is the name of the
-    duration in error messages. Raises WorkloadError if the text is invalid."""
+    If the text has several units, they must be in descending order, as in `1m30s`. `zero` is True if the duration may
+    be 0. `name` is the name of the duration in error messages. Raises WorkloadError if the text is invalid.
+    """
     parts = list(_DURATION.finditer(text))
     units_ns = [_UNIT_NS[part[2] or "s"] for part in parts]
     is_complete = "".join(part[0] for part in parts) == text != ""

@@ -88,9 +88,10 @@ def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore 
 
 
 def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-    """Raise WorkloadError, because the text of prompt `number` was not prepared.
+    """Raise WorkloadError, because no text was prepared for the prompt with the number `number`.
 
-    This function has the parameters of a prompt builder (`Prompt`), and stands in for one if there are no texts.
+    This function is used as the prompt builder (`Prompt`) of a run without prepared texts, so it has the parameters of
+    a prompt builder.
     """
     raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
 
@@ -105,9 +106,10 @@ class _TextBuilder:
         self._survey, self.samples = _survey(prompts, progress)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, in the form in which the text is sent.
+        """Return the number of tokens of each text in `texts`.
 
-        If the token counter has a `frame` word, this word is added at both ends of each text, and is counted too.
+        If the token counter has a `frame` word, each text is sent with this word at both ends. These words are then
+        counted too.
         """
         return self._counter.count(self._counter.framed(texts))
 

@@ -199,13 +199,13 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return the candidates whose token counts are additive, with their counts, or None if there are too few.
+    """Return the words in `candidates` whose token counts are additive, with these counts.
 
     Token counts are additive if two words in a row have as many tokens as they have separately. For example, if a
-    server counts every four characters as one token, only words of three letters (with a space) remain.
+    server counts every four characters as one token, only words of three letters (with a space) are additive.
 
-    `count` counts the tokens of texts. The first `openings` words are also counted at the start of a text. There are
-    too few words if fewer than MIN_WORDS remain.
+    `count` counts the tokens of texts. The first `openings` words are also counted at the start of a text, where a word
+    may have another count. Return None if fewer than MIN_WORDS words are additive.
     """
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
@@ -405,13 +405,13 @@ class TextSurvey:
 class Openings:
     """Chooses the opening words of each text, so that all texts differ.
 
-    The opening words encode a number, like the digits of a counter. Normally this number is the position of the text
-    among all texts of the run (see `TextSurvey.position`). A short text has too few words for such a number. Its
-    opening words encode its rank among the texts of the same length instead. This is sufficient, because texts of
-    different lengths differ anyway.
+    The opening words encode a number, as the digits of a counter do. Which number this is depends on the text:
 
-    A text with which several prompts begin (a shared span) is one of these texts. Its opening words are also those of
-    the prompts.
+    - Normally it is the position of the text among all texts of the run (see `TextSurvey.position`).
+    - A short text has too few words for its position. It encodes its rank among the texts of the same length instead.
+      This is sufficient, because texts of different lengths differ anyway.
+    - A shared span is a text with which several prompts begin. It has a number like any other text. All of these
+      prompts have the opening words of their shared span.
     """
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
@@ -451,8 +451,8 @@ class Openings:
     def words(self, number: int, tokens: int) -> tuple[list[str], int]:
         """Return the opening words of a text, and the number of tokens that remain for random words.
 
-        `number` identifies the text, and `tokens` is the length of the text. A negative number identifies a shared
-        span, which is a text with which several prompts begin. Raises PromptError if the length cannot be reached.
+        `number` identifies the text, and `tokens` is its length. A negative number stands for a shared span, which is a
+        text with which several prompts begin. Raises PromptError if no text can have this length.
         """
         wheels, remaining, is_short = self._of_length(tokens)
         position = self._ranks[number, tokens] if is_short else self._survey.position(number, tokens)

@@ -138,10 +138,10 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
       the server adds to a prompt.
     - `server` counts tokens by requests to the server. Without a tokenizer file, it is used if a route of the server
       counts tokens without running the model.
-    - `verify` is True if the caller can use estimated counts instead. A route that cannot be used must then be noticed
-      now, and not only when the prompts are built. The function therefore counts one word as a test, because a gateway
-      may block the route. If the route uses the tokenizer of another model, the function returns None instead of
-      raising PromptError.
+    - `verify` is True if the caller prefers estimated counts to an error. The function then tests the server's route
+      with one word, because a gateway may block the route. Without this test, the error would occur only when the
+      prompts are built, which is too late for estimates. If the route uses the tokenizer of another model, the function
+      returns None instead of raising PromptError.
 
     Raises UnknownCountError if the server does not report a count, for example in this test. Raises PromptError if
     `local` and `server` count differently.

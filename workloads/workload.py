@@ -230,9 +230,9 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def shared_spans(self) -> int:
-        """The number of shared spans in the run. Several prompts begin with the same shared span of tokens.
+        """The number of shared spans in the run, or 0 if the number is unknown.
 
-        The value is 0 if there are none, or if their number is unknown.
+        A shared span is a sequence of tokens with which several prompts begin.
         """
         if self.query_tokens:
             return self.spec.numbers // self.spec.batch_size

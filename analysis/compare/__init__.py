@@ -601,10 +601,12 @@ def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _log_range(comparison: Comparison) -> tuple[float, float] | None:
-    """Return the ends of the axis of the chart of ratios if the axis is logarithmic, or None if a linear axis suffices.
+    """Return both ends of the logarithmic axis of the chart of ratios, or None if the chart has a linear axis.
 
-    The axis normally includes every ratio and its interval. A very wide interval is cut off: it extends the axis by at
-    most the factor CLIP_FACTOR, because the other intervals would otherwise be too short to see.
+    A linear axis is sufficient if all values lie between 1 / LOGARITHMIC_FROM and LOGARITHMIC_FROM.
+
+    The axis includes every ratio and normally also its interval. A very wide interval is cut off, because the other
+    intervals would be too short to see. It extends the axis by at most the factor CLIP_FACTOR.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]

@@ -53,8 +53,8 @@ def compare_classes(
 def classes_method(classes: Sequence[ComparedClass]) -> str:
     """Return a sentence about the error rate of the verdicts on classes of traffic, or "" if no verdict is tested.
 
-    A comparison has two tables of verdicts, one on whole runs and one on classes. Each table is corrected for multiple
-    tests separately, so each contains a false verdict with a probability of up to 5%.
+    A comparison has two tables of verdicts: one on whole runs, and one on classes. The tables are corrected for
+    multiple tests separately. In each of them, the probability of a false verdict is therefore at most 5%.
     """
     tested = sum(row.p_value is not None for part in classes for row in part.rows)
     if not tested:

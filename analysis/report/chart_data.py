@@ -107,11 +107,13 @@ def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def thin_points(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the data of a chart, reduced to at most `points_max` points.
+    """Return the data of a chart with at most `points_max` points.
 
-    Points at both ends and evenly spaced points remain. `data` contains lists with one entry per point, and other
-    values. The number of its points is the length of the list `data["x"]`, or `data["drawn"]` if there is no such list.
-    In the result, `drawn` is the new number of points. The other values are not changed.
+    The first points, the last points and evenly spaced points between them remain. `data` contains lists with one entry
+    per point, and other values, which are not changed.
+
+    The number of points is the length of the list `data["x"]`, or `data["drawn"]` if there is no such list. If `data`
+    contains the field `drawn`, it is set to the new number of points.
     """
     count = len(data["x"]) if "x" in data else data.get("drawn", 0)
     if count <= points_max:
@@ -372,10 +374,10 @@ def _cell_opacity(counts: Integers, maximum: int) -> Floats:
 
 
 def heat_map_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return round values between `low` and `high`, and their positions on the axis of heat map rows.
+    """Return the values at which the axis of a heat map has ticks, and the positions of these ticks in rows.
 
-    The values are 1, 2 or 5 times a power of ten. If fewer than three such values lie in the range, evenly spaced round
-    values are returned.
+    The axis is logarithmic and extends from `low` to `high`. The values are 1, 2 or 5 times a power of ten. If fewer
+    than three such values lie in the range, the values are round and evenly spaced instead.
     """
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     values = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]

@@ -1142,9 +1142,9 @@ def goodput_sentences(summary: Summary) -> list[str]:
 
 
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
-    """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
+    """Return each bound in `met` as a text, such as `ttft < 300 ms`. `sign` is the part between name and value.
 
-    A bound of 0 is omitted. Such a bound occurs if most requests have the value 0, for example for the number of
+    A bound of 0 is left out. For example, the bound on the number of reasoning tokens can be 0 if most requests have no
     reasoning tokens.
     """
     texts = []

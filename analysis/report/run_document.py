@@ -367,10 +367,10 @@ def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
 
 
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
-    """Return the title of a chart.
+    """Return the title of a chart on a page with the runs `drawn`.
 
-    The title of the goodput chart contains the words `the bounds were`. They become `the bound was` if each run has one
-    bound, and `both bounds were` if each run has two bounds.
+    Only the title of the goodput chart depends on the runs, because it contains the words `the bounds were`. They
+    become `the bound was` if each run has one bound, or `both bounds were` if each run has two bounds.
     """
     numbers = {len(run.summary.goodput.bounds) for run in drawn if run.summary.goodput}
     words = {1: "the bound was", 2: "both bounds were"}.get(next(iter(numbers))) if len(numbers) == 1 else None

@@ -290,13 +290,15 @@ def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -
 
 
 def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
-    """Return the factor and the unit in which the latency `name` is displayed. The factor converts from seconds.
+    """Return the unit in which the latency `name` is displayed, as a pair (factor, unit). The factor converts seconds.
 
-    `parts` contains the distributions of each run or part. All runs and statistics of a latency have the same unit.
+    `parts` contains the distributions of each run or part. All runs and all statistics of a latency have the same unit.
 
-    Latencies that readers compare share a unit. For example, E2E has the unit of TTFT, and ITL has the unit of TPOT.
-    The unit is chosen from TPOT and not from ITL, because several tokens in one read can make the median of ITL tiny. A
-    latency gets a separate unit if its typical value would be SHARED_UNIT_MAX or more in the shared unit.
+    Latencies that readers compare share a unit. A latency per token or chunk, such as ITL, has the unit of TPOT. Any
+    other latency, such as E2E, has the unit of TTFT. Only if the typical value of a latency would be SHARED_UNIT_MAX or
+    more in the shared unit, the latency gets a separate unit.
+
+    The shared unit is not chosen from ITL, because several tokens in one read can make the median of ITL tiny.
     """
     metric = METRICS[name]
     if not metric.timed:

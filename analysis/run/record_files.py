@@ -1,7 +1,7 @@
-"""Files of Records that a worker has completed during a long run (--soak).
+"""Files in which a worker stores the Records of a long run (--soak) during the run.
 
-`records-<worker>-<number>.jsonl` contains Records in the order in which the requests ended. Later it is compressed to
-`records-<worker>-<number>.jsonl.gz`. Such files stay in the folder of the run, next to `run.jsonl`.
+`records-<worker>-<number>.jsonl` contains Records in the order in which the requests ended. Later the file is
+compressed to `records-<worker>-<number>.jsonl.gz`. These files stay in the folder of the run, next to `run.jsonl`.
 """
 
 from __future__ import annotations

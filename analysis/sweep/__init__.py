@@ -328,7 +328,10 @@ class _Prices(NamedTuple):
 
 
 def _data_sheet_power_w(name: str, gpus: int) -> float | None:
-    """Return the power of `gpus` GPUs of the model `name` in W, by the data sheet, or None if the power is unknown."""
+    """Return the power in W of `gpus` GPUs according to their data sheet, or None if it is unknown.
+
+    `name` is the model of the GPUs, such as `H100`.
+    """
     from loadgen.servers.hardware import HardwareError, gpu
 
     try:

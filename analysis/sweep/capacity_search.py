@@ -330,17 +330,17 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
     """Return the probability that the server violates at least one of `objectives` at the load of a run.
 
-    `frame` and `summary` contain the results of the run. `bounds` are the bounds of --goodput, which an objective on
-    `attainment` needs. The objectives must have passed `check_objectives`. An objective on a class of traffic is
-    applied only to the requests of this class.
+    - `objectives` must have passed `check_objectives`. An objective on a class of traffic is applied only to the
+      requests of this class.
+    - `bounds` are the bounds of --goodput, which an objective on `attainment` needs.
+    - `frame` and `summary` contain the results of the run.
 
-    Incomplete requests count as infinitely slow. In addition, the result is 1 if more than the share MAX_INCOMPLETE of
-    the planned requests is incomplete. In a run with classes of traffic, one such class is enough. There are two
-    exceptions:
+    Incomplete requests count as infinitely slow. If more than the share MAX_INCOMPLETE of the planned requests is
+    incomplete, in the run or in one of its classes, the result is 1. There are two exceptions:
 
-    - If there is an objective on `complete`, the number of incomplete requests has no such limit.
-    - If there is an objective such as `rejected < 20%`, rejected requests do not count towards the limit, because the
-      objective limits their number itself.
+    - If there is an objective on `complete`, this objective decides instead of MAX_INCOMPLETE.
+    - If there is an objective such as `rejected < 20%`, this objective decides how many requests may be rejected.
+      Rejected requests then do not count towards MAX_INCOMPLETE.
     """
     requests_of = {part.name: part.requests for part in summary.traffic} or {"": summary.requests}
     chance_met = 1.0

@@ -401,7 +401,10 @@ def _capacity_chip(sweeps: Sequence[SweepResult]) -> doc.Chip:
 
 
 def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the chip that says whether the objectives were met, or an empty list if no sweep has objectives."""
+    """Return a chip that states whether the sweeps met their objectives, as a list of one item.
+
+    A chip is a part of the status strip at the top of the page. The list is empty if no sweep has objectives.
+    """
     judged = [sweep for sweep in sweeps if sweep.objectives]
     if not judged:
         return []

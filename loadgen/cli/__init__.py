@@ -87,10 +87,10 @@ class LazyCommands(TyperGroup):
         return typer.main.get_command(single)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name, and the remaining arguments.
+        """Return the command that `args` name, and the remaining arguments.
 
-        `help` shows the help of a command. A command of another load tester raises PlanError with the equivalent
-        loadgen command.
+        `help run` becomes `run --help`, and `help` alone shows the help of loadgen. For a command of another load
+        tester, PlanError is raised with the equivalent loadgen command.
         """
         if args[0] == "help":
             args = [*args[1:], "--help"]

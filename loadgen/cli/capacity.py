@@ -272,7 +272,14 @@ def _gpu_name(name: str, hardware: Path | None) -> str:
 def _prices(
     gpus: Sequence[str], path: Path | None, regions: Sequence[str], hardware: Path | None, *, spot: bool
 ) -> list[GpuPrice]:
-    """Return the prices of the file `--prices` and of `--gpu`. A price of `--gpu` overrides that of the file.
+    """Return the prices of GPUs that the user states with `--gpu` and in the file of `--prices`.
+
+    - `gpus` contains the values of `--gpu`, for example `H100=$2.50`. Such a price replaces the prices of this GPU in
+      the file.
+    - `path` is the file of `--prices`.
+    - `regions` contains the regions whose prices are used. If it is empty, all prices of the file are used.
+    - `hardware` is a file of the user that describes GPUs.
+    - `spot` is True if the user has requested spot prices.
 
     Raises PlanError for an invalid price, an unknown region, prices in different currencies, or `--spot` without spot
     prices.

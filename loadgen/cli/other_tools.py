@@ -94,10 +94,15 @@ def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> No
 
 
 def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None:
-    """Raise PlanError if the first word is the name of another load tester, one of its subcommands, or a URL.
+    """Raise PlanError with the right loadgen command if the user typed a command of another load tester.
 
-    An unknown first word counts as the name of a load tester if a URL and options of load testers follow. The hint of
-    the error is the loadgen command to use. `run` is the typer command `run`, and `params` are its parameters.
+    `words` are the words that the user typed. The error is raised if the first word is one of these:
+
+    - The name or a subcommand of a known load tester.
+    - A URL.
+    - An unknown word, if a URL and options of load testers follow. This word counts as the name of a load tester.
+
+    `run` is the typer command `run`, and `params` are its parameters.
     """
     name = words[0]
     if URL.fullmatch(name):

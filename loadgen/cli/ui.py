@@ -1,6 +1,6 @@
-"""The command `ui`: a load test that the user controls on Locust's web page, with exact latencies.
+"""The command `loadgen ui`: a load test with exact latencies, which the user controls on Locust's web page.
 
-With --headless, the test runs without the page.
+With --headless, the test runs without this page.
 """
 
 from __future__ import annotations

@@ -352,9 +352,10 @@ def _operator_label(operator: Operator) -> str:
 
 
 def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Return the operators that compute FLOPs, in groups of equal batch size and direction (forward or backward pass).
+    """Return the operators that compute FLOPs, in one group per batch size and direction.
 
-    Each group is a pair of a title, such as `batch 8` or `batch 8, backward`, and its operators. No group is empty.
+    The direction is the forward or the backward pass. A group is a pair: a title, such as `batch 8, backward`, and a
+    list of operators. Groups without operators are left out.
     """
     groups = []
     for case in result.cases:

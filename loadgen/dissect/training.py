@@ -1,6 +1,9 @@
-"""Measures one training step: time by phase and memory by kind, with the predictions of `loadgen.servers.hardware`.
+"""Measures the duration and the memory of a training step, and compares them with predictions.
 
-Existing libraries implement the techniques:
+Durations are measured per phase, such as the backward pass. Memory is measured per kind, such as weights or gradients.
+The predictions come from `loadgen.servers.hardware`.
+
+The measured techniques are implemented by existing libraries:
 
 - ZeRO: FSDP2 (`fully_shard`) and ZeroRedundancyOptimizer.
 - Adapters: peft.
@@ -8,8 +11,8 @@ Existing libraries implement the techniques:
 - Attention without stored scores: SDPA.
 - Recomputation of activations: torch.utils.checkpoint.
 
-Memory sizes come from the allocator through torch.profiler. Memory that is still allocated at the end of a step counts
-as gradients.
+torch.profiler reports the allocations of memory during the step. Memory that is allocated during the step and not freed
+at its end counts as gradients.
 """
 
 from __future__ import annotations

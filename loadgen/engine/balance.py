@@ -191,8 +191,9 @@ class NewAddress(NamedTuple):
 
     @classmethod
     def between(cls, written_for: Target, target: Target) -> NewAddress:
-        """Return the parts to replace if a request to the replica `written_for` is sent to the replica `target`
-        instead.
+        """Return the parts to replace in an encoded request, so that it can be sent to another replica.
+
+        The request was encoded for the replica `written_for`, and is sent to the replica `target`.
         """
         return cls(
             written_for.request_target("").encode("latin-1"),
@@ -203,10 +204,10 @@ class NewAddress(NamedTuple):
 
 
 def readdressed(payload: bytes, address: NewAddress) -> bytes:
-    """Return the encoded request `payload` for another replica, with a new request line and a new Host header.
+    """Return the encoded request `payload` with a new request line and a new Host header, for another replica.
 
-    `address` contains the parts to replace. A Host header that the user has set is not changed. The body is copied only
-    once, because the function is called when the request is due.
+    `address` contains the old and the new parts. A Host header that the user has set is not changed. The body is copied
+    only once, because the request is already due.
     """
     target_at = payload.find(b" ") + 1
     headers_at = payload.find(b"\r\n") + 2

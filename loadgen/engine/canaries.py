@@ -142,10 +142,13 @@ class CanaryLog:
 
 
 class CanaryAsker:
-    """Sends the canaries of a run (prompts with a known answer), before, during or after the load.
+    """Sends the canaries of a run before, during or after the load. A canary is a prompt with a known answer.
 
-    `encode` encodes a request with its due time. `build_driver(queue, clients)` returns a Driver that sends the
-    requests of a queue with a number of clients. The Driver passes the Record of each request to `log`.
+    - `task` contains the canaries.
+    - `log` receives the Record of each canary.
+    - `encode` takes a request and its due time, and returns the encoded request.
+    - `build_driver` takes a CanaryLoop and a number of clients. It returns a Driver that sends the requests of the loop
+      with this number of clients, and passes their Records to `log`.
     """
 
     def __init__(

@@ -155,8 +155,8 @@ SERVER_GAUGES = {"server_running": "running", "server_waiting": "waiting", "kv_u
 class LiveCounters(Structure):
     """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
-    - `due`: number of requests that have become due, whether they were sent or not. All turns of a session count as due
-      when the session starts. Requests become due in order, so the due requests are always the worker's first requests.
+    - `due`: number of requests that have become due, whether they were sent or not. Requests become due in order, so
+      these are the first requests of the worker. When a session starts, all of its turns count as due.
     - `streaming`: number of requests in flight whose response has begun to arrive.
     - `tokens`: number of tokens that have arrived. If a response is not recorded yet, its tokens are estimated from the
       number of bytes that have arrived.
@@ -165,12 +165,14 @@ class LiveCounters(Structure):
     - `first_sent_ns`: time at which the first request was sent, in ns from the run's start. 0 if no request was sent.
     - `last_end_ns`: time at which the last request ended, in ns from the run's start. 0 if no request has ended.
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
-    - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token was found.
+    - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token has been
+      detected.
     - `tpot`: histogram of the TPOTs of complete requests.
-    - `ttfa`: histogram of the times to the first answer, of complete requests that begin with reasoning.
+    - `ttfa`: histogram of the times to the first token of the answer. Only complete requests whose response begins with
+      reasoning are included.
 
-    The coordinator, not the worker, sets three figures of the server from its latest metrics. A figure is NaN if it is
-    not measured.
+    Three fields describe the server. The coordinator writes them, from the latest metrics of the server. A field is NaN
+    if it is not measured.
 
     - `server_running`: number of requests that the server processes.
     - `server_waiting`: number of requests in the server's queue.

@@ -153,11 +153,10 @@ class Turns:
 
 
 class GraphRequests:
-    """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
+    """Builds the requests of sessions that are graphs (loadgen.workloads.session_graph), except for the first requests.
 
-    A session begins with its first request. Every other request becomes due a certain time after other requests of the
-    session were sent or ended, for example 2 s after two of them have ended. The file with the sessions states these
-    times.
+    The file with the sessions states when a request is due: a certain time after other requests of its session were
+    sent or ended. For example, a request can be due 2 s after two others have ended.
 
     `slot_of` takes a session in progress, the index of a request in this session, and a due time in ns. It builds the
     request and returns it, encoded and ready to send, as a ScheduledRequest.

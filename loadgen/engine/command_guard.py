@@ -27,9 +27,10 @@ POLL_S = 0.05
 
 
 class CommandGuard:
-    """Controls the guard: a separate process that ends the commands of --at if this process is killed.
+    """Controls the guard. The guard is a separate process that ends the commands of --at if the current process is
+    killed.
 
-    Several threads may call the methods.
+    The methods may be called from several threads.
     """
 
     def __init__(self) -> None:

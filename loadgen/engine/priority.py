@@ -215,12 +215,14 @@ def _set_autogroup(nice: int) -> bool:
 
 
 def _raise_policy(later: Callable[..., Any]) -> str:
-    """Switch this thread to the real-time policy SCHED_RR. Return "", or the reason if this is not permitted.
+    """Switch this thread to the real-time policy SCHED_RR. Return "", or an error message if this is not permitted.
 
-    A real-time client that never pauses would block its core for all other processes. The kernel therefore sends a
-    signal to a client without pauses (RLIMIT_RTTIME), and the handler switches back to the ordinary policy. The hard
-    limit, at which the kernel would kill the process, is not changed. `later` registers functions that undo the
-    changes.
+    A real-time thread that never pauses blocks its core for all other processes. The kernel therefore limits the time
+    without a pause (RLIMIT_RTTIME). At the soft limit, which this function sets, the kernel sends a signal. The handler
+    of this signal switches back to the ordinary policy. The hard limit, at which the kernel kills the process, is not
+    changed.
+
+    `later` registers functions that undo the changes.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     handler = signal.getsignal(signal.SIGXCPU)

@@ -102,11 +102,10 @@ class Bursts(msgspec.Struct, frozen=True):
 
 
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
-    """Return the bursts in an open loop whose requests are due at the times `due_ns`.
+    """Return the bursts of an open loop. `due_ns` contains the due times of its requests in ascending order.
 
-    A burst is a large group of requests that are due at the same time. A closed loop has no due times, so `due_ns` is
-    None, and the result contains no bursts. A closed loop also begins with a burst, but this function does not know its
-    size.
+    A burst consists of at least MIN_BURST requests that are due at the same time. For a closed loop, `due_ns` is None
+    and the result contains no bursts. A closed loop does begin with a burst, but its size is not known here.
     """
     result: dict[int, int] = {}
     number = 0

@@ -229,13 +229,12 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         due_ns: int | None,
         on_sent: Callable[[int], object],
     ) -> tuple[Record, Exchange | None]:
-        """Send `request`, wait for its response, and return the Record of the request.
+        """Send `request`, wait for its response, and return its Record and its Exchange.
 
-        Also return its Exchange, which contains the bytes of the request and of its response. The Exchange is None if
-        nothing was sent.
+        The Exchange contains the bytes of the request and of the response. It is None if nothing was sent.
 
-        - `due_ns` is the due time of a request of a session, which already has its final id. For any other request,
-          `due_ns` is None: the request is due now, and gets its id here.
+        - `due_ns` is the due time of `request` if it belongs to a session. Such a request already has its final id.
+          Otherwise `due_ns` is None: the request is due now, and its id is assigned here.
         - `on_sent` is called with the time at which the request was sent.
         """
         run = SESSION.run
@@ -314,10 +313,11 @@ class PromptUser(LoadgenUser):
 
 
 class UserConnection:
-    """The connection of one Locust user.
+    """The connection of one Locust user to the server.
 
-    The measuring engine waits for sockets with a Poller and an asyncio event loop. A Locust user waits with gevent's
-    hub (its event loop) instead. An Exchange, which is one request with its response, uses this class in place of both.
+    An Exchange (a request with its response) normally waits for its socket with a Poller and an asyncio event loop.
+    Locust uses gevent instead of asyncio. This class therefore replaces both for the Exchanges of a Locust user, and
+    waits with gevent's event loop.
     """
 
     in_use = False

@@ -22,10 +22,10 @@ INTERVAL_S = 0.25
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run at one instant, for live displays.
+    """The state of a run at one instant, as live displays show it.
 
-    Latencies are in seconds, and include all requests so far. A latency is None until a request has this latency. The
-    fields about the server, such as `server_running`, are None if they are not measured.
+    Latencies are in seconds. They are percentiles over all requests so far, or None if no request has such a latency
+    yet. The fields about the server, such as `server_running`, are None if they are not measured.
     """
 
     elapsed_s: float

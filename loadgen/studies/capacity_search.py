@@ -525,11 +525,13 @@ class CapacitySearch:
     def _point_pools(self, candidate: _Candidate, index: int) -> list[ReplicaPool] | None:
         """Return the pools of GPUs with which `candidate` serves the load at one point of its load curve.
 
-        `index` is the index of the point. If the configuration has separate workers for prompts, the result is a pool
-        of decode workers and a pool of prefill workers. Otherwise it is one pool with a single replica.
+        `index` is the index of the point. If the configuration has separate workers for prefill and decode, the result
+        is a pool of decode workers and a pool of prefill workers. Otherwise it is one pool with a single replica.
 
-        Return None if the pools need more GPUs than --max-gpus, or if more than MAX_PARETO_WORKERS separate workers are
-        needed to match the ratio of prefill to decode.
+        Return None in two cases:
+
+        - The pools would need more GPUs than --max-gpus.
+        - More than MAX_PARETO_WORKERS workers would be needed to match the ratio of prefill to decode.
         """
         configuration, curve = candidate.configuration, candidate.curve
         assert curve is not None

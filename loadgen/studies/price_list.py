@@ -117,7 +117,10 @@ def read_price_list(path: Path, hardware: Path | None = None) -> list[GpuPrice]:
 
 
 def check_currencies(prices: Sequence[GpuPrice], source: str) -> None:
-    """Raise PlanError if the prices have different currencies. `source` is the beginning of the message."""
+    """Raise PlanError if the prices have different currencies.
+
+    `source` names the origin of the prices in the message, for example `--prices gpus.toml`.
+    """
     known = [price for each in prices for price in (each.on_demand, each.spot) if price is not None]
     currencies = sorted({price.currency for price in known})
     if len(currencies) > 1:

@@ -157,8 +157,8 @@ class ServerModel:
     def changed_settings(self) -> list[str]:
         """Names of the options with which the user has changed limits of the engine, such as `--kv-tokens`.
 
-        The values of these options replace the engine's defaults. In a simulation of a twin (a fitted model of a real
-        server), they replace the values of the twin.
+        The value of such an option replaces the default of the engine. If a twin is simulated (a fitted model of a real
+        server), the value replaces that of the twin.
         """
         limits = {
             "--kv-tokens": self.kv_tokens,

@@ -45,7 +45,10 @@ class LightllmToken(msgspec.Struct, gc=False):
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
-    """An event of `/generate_stream`. The last event has `finished`, and also contains a token."""
+    """An event of `/generate_stream`. Every event contains a token. In the last event, `finished` is True.
+
+    If the request fails, an event contains an `error` instead of a token.
+    """
 
     token: LightllmToken | None = None
     finished: bool = False

@@ -194,10 +194,10 @@ def _prompt_tokens_of_response(answer: Any) -> int:
 
 
 def _read_events(payloads: Sequence[bytes]) -> tuple[list[MessagesEvent], str]:
-    """Decode one event per payload. Return the events and a description of the first unreadable event ("" if none is).
+    """Decode each of the `payloads` as an event. Return the events, and a description of the first unreadable event.
 
-    The unreadable event and all later events are left out. A `content_block_delta` event is unreadable if its `delta`
-    is not an object.
+    The unreadable event and all later events are left out. If every event is readable, the description is "". A
+    `content_block_delta` event is unreadable if its `delta` is not an object.
     """
     events, broken = decode_events(payloads, _EVENTS)
     for index, event in enumerate(events):

@@ -545,11 +545,14 @@ def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, repo
     - `reported`: True if the server reports how many tokens are reasoning. All other tokens must then have been
       streamed.
 
-    Nothing is stored if no token seems to be missing: the server counts as many tokens as it streamed, and no chunk has
-    more than MANY_AT_ONCE tokens.
+    Two signs show that tokens may be hidden. Without such a sign, nothing is stored.
 
-    If the chunks contain no token counts, every chunk with text counts as one token. The server may then count more
-    tokens than chunks for two reasons: hidden tokens, or several tokens in a chunk. The size of the text is stored too,
+    - The total that the server reports is larger than the sum of the token counts of the chunks.
+    - A chunk has more than MANY_AT_ONCE tokens. The server may have included the hidden tokens in the count of the next
+      chunk, so the sum can be equal to the total.
+
+    If the chunks contain no token counts, every chunk with text counts as one token. The total may then be larger than
+    the number of chunks for another reason: a chunk contains several tokens. The size of the text is stored too,
     because a later check needs it to tell the two reasons apart.
     """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)

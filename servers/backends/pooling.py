@@ -154,7 +154,10 @@ def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = 
 
 
 def inputs_of(endpoint: str) -> Inputs:
-    """Return the kind of inputs of a pooling endpoint: `pairs` of a query and a document, or `several` texts."""
+    """Return what a request to a pooling endpoint contains.
+
+    The result is `pairs` for several documents with one query, or `several` for several independent texts.
+    """
     return "pairs" if endpoint in QUERY_FIELDS else "several"
 
 

@@ -230,10 +230,11 @@ def _peak(gpu: Gpu, work: KernelWork) -> float:
 
 
 def _compute_from(gpu: Gpu, by_batch: Callable[[int], KernelWork]) -> int | None:
-    """Return the smallest batch with which a kernel needs at least as long for compute as for memory.
+    """Return the smallest batch size at which a kernel needs at least as long for compute as for memory.
 
-    `by_batch` takes a batch and returns the kernel for it. With a larger batch, a kernel computes more for each byte
-    that it reads, so a bisection finds the smallest batch. Return None if this batch is larger than MAX_BATCH.
+    `by_batch` takes a batch size and returns the work of the kernel for a batch of this size. The larger the batch, the
+    more the kernel computes for each byte that it reads, so the smallest size can be found by bisection. Return None if
+    it is larger than MAX_BATCH.
     """
 
     def binds(batch: int) -> bool:

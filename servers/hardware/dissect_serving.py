@@ -188,9 +188,10 @@ def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingS
 
 
 def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
-    """Return the change from the KV cache format of `before`, the first GPU, to that of `after`, the second GPU.
+    """Return the change of the KV cache format between two GPUs, as a list of one item.
 
-    The result is a list with this change. The list is empty if both formats have equally many bits.
+    `before` is the deployment on the first GPU, and `after` is the deployment on the second GPU. The list is empty if
+    both formats have equally many bits.
     """
     if before.kv_bytes == after.kv_bytes:
         return []
@@ -200,7 +201,7 @@ def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[Serv
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[ServingState]:
-    """Convert a change of a GPU into a change of a serving state. The new change is applied to the GPU in the state."""
+    """Return a change of a serving state that applies `change` to the GPU in this state."""
 
     def apply(state: ServingState) -> ServingState:
         return _with_deployment(state, gpu=change.apply(state.deployment.gpu))

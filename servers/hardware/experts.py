@@ -98,10 +98,15 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
 
 
 def grouped_bytes(stored: Format, routing: Routing, n: float, k: float) -> Any:
-    """Return the bytes that a grouped GEMM reads and writes: one GEMM for every expert that has tokens.
+    """Return the bytes that a grouped GEMM reads and writes.
 
-    `stored` is the number format of weights and activations. Each expert has a k by n weight matrix. Each token of an
-    expert is a row of k values, and gives a result of n values in 16 bits.
+    A grouped GEMM multiplies the tokens of each expert by the weight matrix of this expert. Experts without tokens are
+    left out.
+
+    - `stored` is the number format of the weights and the activations.
+    - `routing` states how many experts have tokens, and how many tokens they have in total.
+    - `k` is the number of values of a token, and `n` is the number of values of its result. The result has 16 bits per
+      value.
     """
     return routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
 

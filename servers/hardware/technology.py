@@ -95,7 +95,7 @@ class ScaledGpu:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Node and memory of a real GPU: a row of gpu_technologies.csv."""
+    """The technology node and the memory of a real GPU, from its row in gpu_technologies.csv."""
 
     technology: Technology
     memory: MemoryGeneration

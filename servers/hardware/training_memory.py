@@ -27,7 +27,7 @@ MOMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchStep:
-    """A training step of plain PyTorch, which runs on each of `data` devices."""
+    """A training step in plain PyTorch. It runs on `data` devices, which share the batch."""
 
     model: ModelShape
     sequences: int  # On each device

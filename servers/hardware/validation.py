@@ -309,7 +309,11 @@ def speed_up_accuracy(before: Deployment, after: Deployment, load: PredictedLoad
 
 
 def _is_validated(deployment: Deployment, load: PredictedLoad | None) -> bool:
-    """Return True if times per output token of a deployment were compared with measurements under such a load."""
+    """Return True if predicted times per output token were compared with measurements.
+
+    The comparison must cover servers like `deployment` under a load like `load`. If `load` is None, any load is
+    sufficient.
+    """
     return any(figure.validated for figure in accuracies(deployment, ("TPOT", "decode step"), load=load).values())
 
 

@@ -303,7 +303,7 @@ class AnyValue:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The type of a JSON string."""
+    """The type of a JSON value that must be a string."""
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, str)

@@ -204,11 +204,11 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection of a simulated server to a client, with the attributes that a timestamp source needs.
+    """A connection of a simulated server to a client.
 
-    These attributes are defined in loadgen.servers.wire.timestamps.Received. A client uses them for the response that
-    it received last on a connection. A server uses them for the request that it received last. A timestamp source can
-    therefore return the arrival time of this request.
+    The connection has the attributes that a timestamp source needs (loadgen.servers.wire.timestamps.Received). In the
+    load generator, these attributes describe the last response that was received on a connection. Here they describe
+    the last request instead, so a timestamp source can return the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:

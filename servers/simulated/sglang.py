@@ -263,9 +263,9 @@ def _text_encoder(
 def _segment_encoder(completion: Completion, event: bytes, usage: str, call_id: str) -> EventEncoder:
     """Return an encoder for the events of an answer that consists of segments, such as reasoning and text.
 
-    `event` is an encoded event whose field `delta` is a placeholder. The encoder replaces it by the new content. If
-    `usage` is not empty, the encoder also adds the token counts so far to each event. `call_id` is the id of a tool
-    call.
+    `event` is an encoded event with a placeholder in its field `delta`. For each event, the encoder replaces the
+    placeholder by the new content. If `usage` is not empty, the encoder also adds the token counts so far. `call_id` is
+    the id of the tool call in the answer.
     """
     start, _, end = event.partition(protocol.dumps({"reasoning_content": None, protocol.TEXT: 0}))
     start = start.removesuffix(b'"delta":')

@@ -132,16 +132,15 @@ def call_id(messages: Sequence[Any]) -> str:
 
 
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
-    """Return the content of each token's event in a streamed tool call. `texts` contains the texts of the tokens.
+    """Return what each token of a streamed tool call adds to the call. `texts` contains the texts of the tokens.
 
-    The content of an event is a pair (function name, part of the arguments):
+    The result has one entry per token. An entry is a pair: the name of the function, and a part of the arguments.
 
-    - The token that completes the function name: the name and an opening brace.
+    - The token that completes the name of the function: the name and an opening brace.
     - Each later token up to the end of the call: None and the text of the token.
     - The token that completes the call: None and the text of the token without its last brace.
 
-    A token before the end of the function name or after the end of the call has no event. Its entry in the result is
-    None.
+    The entry of any other token is None instead of a pair, because no event is sent for this token.
     """
     pieces: list[tuple[str | None, str] | None] = []
     so_far = ""

@@ -255,10 +255,12 @@ class ResponseStyle:
         return encode
 
     def logprobs_json(self, answer: GeneratedAnswer, first: int, tokens: int, offset: int) -> bytes:
-        """Encode the log probabilities of `tokens` tokens of an answer, beginning with token number `first`.
+        """Encode the log probabilities of some tokens of an answer as JSON.
 
-        If the request has `echo`, the log probabilities of the prompt come before those of the first token. `offset` is
-        the position of token `first` in the text of the answer, in characters.
+        - `first` is the index of the first of these tokens, and `tokens` is their number.
+        - `offset` is the position of the first of these tokens in the text of the answer, in characters.
+
+        If the request has `echo` and `first` is 0, the log probabilities of the prompt are put in front.
         """
         echoed = self.echo and not first
         ids = list(answer.prompt) if echoed else []

@@ -304,10 +304,10 @@ def validation_error(*problems: Problem) -> ErrorReply:
 
 
 def wrong_type(location: str, value: Any, *error_types: str) -> ErrorReply:
-    """Return the validation error for a field whose value has none of the allowed types.
+    """Return the validation error for a field whose `value` has none of the allowed types.
 
-    `location` is the path of the field. `error_types` contains one error type for each allowed type, because pydantic
-    reports the problems with every type.
+    `location` is the path of the field, such as `body.messages`. pydantic reports a separate problem for each allowed
+    type. `error_types` contains the error types of these problems, such as `list_type`.
     """
     return validation_error(*(_problem(location, error_type, value) for error_type in error_types))
 

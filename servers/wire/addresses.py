@@ -102,10 +102,11 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 
 
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
-    """Start connecting to an address without waiting.
+    """Start connecting to `address`, and do not wait for the connection.
 
-    If the connection fails or opens at once, the error (or "" if it opened) is stored in `failures`. Otherwise, the
-    socket is registered with `selector`.
+    - If the result is not known at once, the socket of the connection is registered with `selector`.
+    - If the connection fails at once, `failures[address]` is set to the error message.
+    - If the connection opens at once, `failures[address]` is set to "".
     """
     family, peer = address
     try:

@@ -93,10 +93,11 @@ class Poller:
         self._callbacks.clear()
 
     def _run(self) -> None:
-        """Call the callbacks of up to EVENTS_PER_TURN readable sockets, as a part of a sweep.
+        """Call the callbacks of up to EVENTS_PER_TURN readable sockets.
 
-        A sweep is one pass over the readable sockets. The event loop calls this method again until the sweep is
-        complete. A pause may follow the sweep.
+        A sweep is one pass over all readable sockets. One call of this method may be only a part of a sweep. The event
+        loop then calls the method again to continue the sweep. After a complete sweep, the ReadPacer may request a
+        pause.
         """
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()

@@ -268,9 +268,11 @@ class PacketRingTimestamps(TimestampSource):
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
         """Return True if the ring timestamps of a response agree with its socket timestamps.
 
-        The kernel takes both: a ring timestamp (one of `ring_stamps`) when a packet arrives, and a socket timestamp for
-        each read from the socket. The result is also True if they cannot be compared, for example after a packet was
-        lost. The differences between them are counted for the health telemetry of the run.
+        The kernel takes both: a ring timestamp when a packet arrives, and a socket timestamp for each read from the
+        socket. `ring_stamps` contains one ring timestamp per read. The result is also True if the timestamps cannot be
+        compared, for example after a packet was lost and sent again.
+
+        The differences between the timestamps are counted for the health telemetry of the run.
         """
         self._checked += 1
         # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
@@ -306,12 +308,12 @@ class PacketRingTimestamps(TimestampSource):
 
 
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
-    """Return the offsets in the TCP stream at which a response needs timestamps.
+    """Return the offsets in the TCP stream for which the response `received` needs timestamps.
 
-    The result contains these offsets one after the other:
+    The result contains three groups of offsets, one after the other:
 
     1. The offsets `ends`. They are offsets in the received bytes, and are converted to offsets in the TCP stream.
-    2. The end of the bytes of each read, converted in the same way.
+    2. The end of each read, converted in the same way.
     3. Only with TLS: the end of the encrypted bytes of each read.
     """
     end_offsets = received.offsets(ends)

@@ -84,7 +84,7 @@ class TimestampSource:
 
     @property
     def fallback(self) -> TimestampSource | None:
-        """The source that replaces wrong timestamps of this source, or None if there is no other source."""
+        """The source that replaces this source if its timestamps are wrong, or None if there is no such source."""
         return None
 
     def reject(self) -> None:
@@ -164,7 +164,10 @@ class TimestampSource:
         ]
 
     def counts(self) -> dict[str, Any]:
-        """Return the counters since the last call, such as lost timestamps, by their key in the run file."""
+        """Return what this source has counted since the last call, such as missing timestamps.
+
+        The result maps the keys of the counters in the run file to their values.
+        """
         return {}
 
     def close(self) -> None:

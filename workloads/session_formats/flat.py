@@ -8,13 +8,16 @@
 
 Each prompt is complete: its length and its block ids include the conversation so far.
 
-A request of Mooncake follows the previous request with the same `session_id`. A request of Qwen-Bailian follows the
-request whose `chat_id` is its `parent_chat_id`. No request starts before the response to the request that it follows
-has ended:
+A request may follow an earlier request, its parent:
+
+- Mooncake: the parent is the previous request with the same `session_id`.
+- Qwen-Bailian: the parent is the request whose `chat_id` is the `parent_chat_id` of this request.
+
+No request starts before the response to its parent has ended:
 
 - A request with a `delay` is due this time after the end of that response.
-- For a request with a `timestamp`, the time between the starts of the two requests is the same as in the trace. If the
-  response takes longer than this time, the request is due when the response has ended.
+- A request with a `timestamp` is due as long after the start of its parent as in the trace. If the response takes
+  longer than this time, the request is due when the response has ended.
 """
 
 from __future__ import annotations

@@ -128,11 +128,13 @@ class _Conversation:
         return graph_of(trace.id, 0, self._drafts, self._path)
 
     def _sub_agent(self, agent: SubAgentRow, parent: tuple[str, CallRow] | None, where: str) -> str | None:
-        """Add the requests of a sub-agent to the drafts, and return the name of its last request.
+        """Add the requests of the sub-agent `agent` to the drafts, and return the name of its last request.
 
-        `parent` contains the name and the row of the request after which the sub-agent starts, or is None if there is
-        no such request. `where` is the location of the sub-agent in error messages. Return None if the sub-agent has no
-        requests.
+        Return None if the sub-agent has no requests.
+
+        - `parent` contains the name and the row of the request after which the sub-agent starts. It is None if there is
+          no such request.
+        - `where` is the location of the sub-agent in error messages.
         """
         before: tuple[str, CallRow] | None = None
         for index, call in enumerate(agent.requests):

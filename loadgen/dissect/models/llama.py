@@ -256,10 +256,10 @@ class LadderLayer(DecoderLayer):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state after the last layer.
+        """Return the hidden state after the last layer. `carried` is the result of this layer.
 
-        `carried` contains a hidden state and functions that wait for all-reduces in flight. The results of these
-        all-reduces are added to the hidden state.
+        `carried` contains a hidden state, followed by functions that wait for all-reduces in flight. The results of
+        these all-reduces are added to the hidden state.
         """
         hidden, *pending = carried
         for wait in pending:

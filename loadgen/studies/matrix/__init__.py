@@ -559,7 +559,7 @@ class _Setup(NamedTuple):
 
     @property
     def skip_reasons(self) -> list[str]:
-        """Reasons why the cells of this combination are skipped. The list is empty if they are measured."""
+        """Reasons to skip this combination of a server, a host and a model. The list is empty if it is measured."""
         return [override.skip for override in self.overrides if override.skip]
 
 

@@ -251,11 +251,11 @@ class OrderStatistics:
 
 
 def _digit_bits(bits: int, groups: int) -> int:
-    """Return the number of bits of the next digit of a radix search.
+    """Return how many bits the next step of a radix search determines. These bits are called a digit.
 
-    `bits` bits of the samples are still unknown. The search needs one counter for each of the `groups` groups of
-    samples and each value of the digit. If there are many groups, the digit has fewer bits, which limits the number of
-    counters.
+    - `bits` is the number of bits that are still unknown.
+    - `groups` is the number of groups of samples. The step needs one counter per group and possible value of the digit.
+      If there are many groups, the digit is shorter, so that the number of counters stays below a limit.
     """
     return min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // groups).bit_length() - 1))
 

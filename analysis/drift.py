@@ -141,9 +141,13 @@ def _known_windows(series: WindowSeries) -> tuple[Floats, Floats]:
 def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: float, confidence: float) -> Drift:
     """Return the drift of a figure whose level changes in steps.
 
-    The drift is the change from the first to the last level, per hour, as a share of `level`. `hours` is the time
-    between the middles of the first and the last window. `changes` contains the index of the first value of each new
-    level. `confidence` is the confidence of the drift's interval.
+    The drift is the change from the first level to the last level per hour, as a share of `level`.
+
+    - `values` contains the figure in successive time windows.
+    - `hours` is the time between the middles of the first and the last window.
+    - `changes` contains the index of the first value of each new level.
+    - `level` is the median of all values.
+    - `confidence` is the confidence of the drift's interval.
     """
     first, last = values[: changes[0]], values[changes[-1] :]
     change = float(np.median(last) - np.median(first))

@@ -206,9 +206,10 @@ def page_mark(summaries: Iterable[Summary]) -> str:
 
 
 def knows_speed(summary: Summary) -> bool:
-    """Return True if it is known how fast the server's clock runs relative to real time.
+    """Return True if the speed of the server's clock relative to real time is known.
 
-    The speed is unknown if the server is a simulated one, and a gateway hides the speed that the server states.
+    The clock of a real server runs in real time. A simulated server states its speed in its responses. The speed is
+    unknown only if a gateway hides this statement.
     """
     server = summary.server
     return not server.simulated or server.virtual or server.speed is not None

@@ -489,7 +489,11 @@ def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
 
 
 def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floats:
-    """Return the sum of each row's entries in a flat array. The sum of a row without entries is 0."""
+    """Return the sum of the values of each row. A row without values has the sum 0.
+
+    `values` contains the values of all rows, one row after another. `offsets` contains the index of each row's first
+    value, followed by the number of all values.
+    """
     sums = np.zeros(len(offsets) - 1)
     for rows, entries in blocks(offsets):
         firsts = offsets[rows] - entries.start

@@ -36,7 +36,7 @@ SHARES = (0.5, 0.9, 0.95, 0.99)
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
-    """Return the `goodput` part of the summary.
+    """Return the goodput of a run: how many requests met all `bounds`, and related figures for the summary.
 
     `unrecorded` is the number of requests that a killed run did not record. These requests count as not good.
     """

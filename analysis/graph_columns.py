@@ -38,7 +38,10 @@ class GraphColumns(msgspec.Struct, frozen=True):
 
 
 class GraphColumnsBuilder:
-    """Collects the columns of a Frame about sessions that are graphs."""
+    """Builds the columns of a Frame that describe session graphs.
+
+    A session graph is a session in which a request may wait for several other requests.
+    """
 
     def __init__(self) -> None:
         self._requests = [array("q") for _ in range(4)]

@@ -55,11 +55,12 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 
 
 def notes(sizes: Mapping[str, str]) -> list[str]:
-    """Return a list with one note on the column `compute from` of the tables of kernels.
+    """Return a list with one note about the table column whose title is `compute from`.
 
-    The column contains sizes of the input, such as 300 tokens. For inputs of at least this size, a kernel needs more
-    time for compute than for memory. `sizes` maps each phase, such as `prefill`, to the unit of the sizes in its table.
-    The note names the kernels whose sizes have another unit.
+    The column shows the smallest input for which a kernel needs more time to compute than to access memory. For
+    example, 300 means 300 tokens. The note names the kernels for which the number has a different unit.
+
+    `sizes` maps each phase, such as `prefill`, to the unit for most kernels, such as `tokens`.
     """
     if "prefill" in sizes:
         return [

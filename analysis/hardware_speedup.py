@@ -126,11 +126,11 @@ def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
 
 
 def _kind_gain(dissection: Dissection, kind: str) -> float:
-    """Return by which factor all changes of one kind together increase the speed.
+    """Return the factor by which all changes of one kind together increase the speed.
 
-    `kind` is, for example, `number format`. `dissection` contains the changes as factors. The gain of a factor depends
-    on the order in which the factors are applied, so its geometric mean over all orders is used. The result is the
-    product of these means.
+    `kind` is, for example, `number format`. `dissection` divides the speed-up between two GPUs into such changes. The
+    gain of a change depends on the order of the changes, so its geometric mean over all orders is used. The result is
+    the product of these means.
     """
     return math.prod(factor.share for factor in dissection.factors if factor.kind == kind)
 

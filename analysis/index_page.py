@@ -225,9 +225,11 @@ def _newest(entries: Sequence[IndexEntry]) -> list[IndexEntry]:
 
 
 def _table(entries: Sequence[IndexEntry], selectable: dict[str, int]) -> Table:
-    """Return the table of all runs. The page's script finds the data of a row by the row's key.
+    """Return the table of all runs, in which some rows can be selected for comparison.
 
-    `selectable` maps the keys of the rows that can be selected to their indices in the data."""
+    `selectable` maps the path of each selectable row to an index in the data of the page. The key of such a row, for
+    example `entry-3`, contains this index, so that the page's script finds the data of the row.
+    """
     texts: dict[str, ColumnKind] = {"objectives": "text", "server": "text", "load": "text", "label": "text"}
     texts["began, UTC"] = "text"
     heads: dict[str, ColumnKind] = {"run": "head", **overview_columns(), **texts}

@@ -196,7 +196,7 @@ def _outside_s(frame: Frame) -> Floats:
 
 
 def _undefined(values: Floats) -> Booleans:
-    """Return a mask of the NaN values. Only NaN differs from itself, so no import of numpy is needed."""
+    """Return a mask of the NaN values. NaN is the only value that differs from itself."""
     return cast("Booleans", values != values)  # noqa: PLR0124
 
 

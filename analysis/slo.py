@@ -1,9 +1,11 @@
-"""Judges a run by its objectives (--assert), and writes JUnit XML (--junit).
+"""Judges a run by its objectives (--assert), and writes the verdicts as JUnit XML (--junit).
 
-The measured figure decides: an objective passes if the figure meets the bound and fails if it does not. An objective on
-a percentile, a mean or a share is a statement about the server, and the run is a sample, so the figure has a confidence
-interval. If the bound lies inside this interval, the verdict is *marginal*: a repetition of the run might be judged
-differently.
+An objective sets a bound for a figure of the run, such as `ttft.p99 < 500ms`. The objective passes if the measured
+figure meets the bound. It fails if the figure violates the bound, or if the run does not have the figure.
+
+A percentile, a mean or a share has a confidence interval, because the objective is about the server, and the run is
+only a sample. If the bound lies inside this interval, the verdict is also *marginal*: a repetition of the run might be
+judged differently.
 
 With a required confidence (--confidence), the whole interval decides:
 
@@ -11,13 +13,15 @@ With a required confidence (--confidence), the whole interval decides:
 - fail: the whole interval violates the bound.
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
-An objective on a drift is always judged by the whole interval, because a short run shows little about the change per
-hour. The verdict is inconclusive if the run is too short to measure the drift. The verdict is fail if the run does not
-have the figure.
+An objective may also limit the drift of a figure, which is its change per hour. The whole interval always decides about
+a drift, because a short run shows little about the change per hour. The verdict is inconclusive if the run is too short
+to measure the drift.
 
-Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
-bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
-figure. Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
+Some figures describe only this run and have no interval: counts, minima, maxima, rates, the burst skew and the share of
+cached prompt tokens. Any other share has no interval if its bound is 0% or 100%, because no sample could prove such a
+bound.
+
+Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
 """
 
 from __future__ import annotations
@@ -204,8 +208,10 @@ def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
 
 
 def _missing_text(objective: Objective) -> str:
-    """Return the reason why an objective cannot be judged: the run, or the part that the objective names, lacks the
-    figure.
+    """Return the reason why an objective cannot be judged, such as `the run does not have this figure`.
+
+    If the objective names a part of the run, such as a class of traffic, the text may name this part instead of the
+    run.
     """
     if objective.figure in LATENCIES:
         return "no complete request has this latency"
@@ -373,9 +379,10 @@ def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence
 
 
 def _share(count: int, total: int, bound: float, confidence: float) -> _Evidence | None:
-    """Return a share with its exact interval (Clopper and Pearson), or None if `total` is 0.
+    """Return `count / total` with its exact confidence interval (Clopper and Pearson). Return None if `total` is 0.
 
-    There is no interval if the bound is 0 or 1, because no sample could prove such a bound.
+    `bound` is the limit that an objective sets for this share, for example 0.01. There is no interval if the limit is 0
+    or 1, because no sample could prove that the server always meets such a limit.
     """
     if total == 0:
         return None

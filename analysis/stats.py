@@ -370,10 +370,13 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def effective_group_size(within: Floats, counts: Integers) -> int:
-    """Return how many independent samples would determine a quantile as exactly as samples in groups do.
+    """Return how many independent samples would determine a quantile as exactly as some samples that form groups.
 
-    Samples in groups may depend on each other, so the result is usually less than their number. `counts` is the number
-    of samples in each group. `within` is the number of samples in each group that are at most the quantile.
+    The samples of a group may depend on each other, so the result is usually less than the number of samples.
+
+    - `within` contains, for each group, the number of samples that are at most the quantile.
+    - `counts` contains, for each group, the number of all samples.
+
     `effective_size` explains the formula.
     """
     total = int(counts.sum())

@@ -221,13 +221,13 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Return a sentence that compares the number of requests in flight in the two halves of a run, or an empty string.
+    """Return a sentence that compares the mean number of requests in flight in the two halves of a time interval.
 
-    The time from `from_ns` to `to_ns` is divided into two halves. `steps` is the number of requests in flight over
-    time, and its mean is computed for each half.
+    The interval lasts from `from_ns` to `to_ns`. `steps` is the number of requests in flight over time. The result is
+    an empty string in two cases:
 
-    The result is an empty string if the two means do not differ clearly. It is also empty if the time to divide is
-    shorter than `residence_ns`, the median time that a request is in flight.
+    - The two means do not differ clearly.
+    - The interval is shorter than `residence_ns`, the median time that a request is in flight.
     """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""

@@ -99,7 +99,10 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
     @property
     def may_end(self) -> bool:
-        """True if responses may end early, so that two runs of this plan may do different amounts of work."""
+        """True if responses may end before they have the requested length.
+
+        Two runs of this plan may then do different amounts of work.
+        """
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
@@ -999,7 +1002,7 @@ class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):
-    """Two separate groups of requests with different TTFT."""
+    """Two groups of requests with clearly different TTFT, for example from a fast and a slow replica."""
 
     fast_requests: int
     slow_requests: int

@@ -76,10 +76,10 @@ def format_sweep(sweep: TechnologySweep) -> str:
 
 
 def _time_tables(sweep: TechnologySweep, figure: str, network: str) -> Iterable[str]:
-    """Yield tables of the time `figure`, such as `time per output token`, of all GPUs with the network `network`.
+    """Yield tables of the time `figure`, such as `time per output token`, by technology node and memory.
 
-    A table has one row per technology node and one column per memory. It is at most 80 characters wide, so many
-    memories need several tables.
+    All GPUs in these tables have the network `network`. A table has one row per technology node and one column per
+    memory. It is at most 80 characters wide, so many memories need several tables.
     """
     columns = (LINE_WIDTH - 8) // COLUMN_WIDTH
     where = f" with {network}" if network else ""

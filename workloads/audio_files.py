@@ -42,7 +42,10 @@ class Recordings(msgspec.Struct, frozen=True):
         yield from map(recorded_file, paths)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield one request per recording, with the ids 0, 1, 2, ... Raises WorkloadError as `samples` does."""
+        """Yield one request per recording, with the ids 0, 1, 2, ...
+
+        Raises WorkloadError for a file that cannot be read, and for a folder without audio files.
+        """
         for number, recording in enumerate(repeated(self.samples, repeat=prompts.spec.repeat_file)):
             yield Request(number, "", 0, 0, recording=recording)
 

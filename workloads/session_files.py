@@ -248,7 +248,7 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> str:
-        """The file name and the options, as they follow `sessions:` in the canonical text."""
+        """The file name and all options that differ from their defaults, for example `chats.jsonl,speed=2,loop=yes`."""
         extra = [f"format={self.format}"] if self.format else []
         extra += [f"block_tokens={self.block_tokens}"] if self.block_tokens is not None else []
         extra += [f"unit={self.unit}"] if self.unit else []

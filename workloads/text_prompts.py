@@ -195,15 +195,15 @@ class _TextBuilder:
 
 
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
-    """Return the lengths of the texts that a run needs (TextSurvey), and the specs of a few of these texts.
+    """Count the prompt texts that a run needs, by length. Return the counts, and a few of the texts as TextSpecs.
 
     Normally the texts of all prompts of the run are counted. There are three exceptions:
 
-    - If the prompts come from a file, only the texts of the warm-up requests are counted, because no other texts are
+    - The prompts come from a file: only the texts of the warm-up requests are counted, because no other texts are
       generated.
-    - If the number of requests is unknown, only the texts of the first REHEARSED prompts are counted. For sessions of a
-      file, all texts are counted nevertheless.
-    - If all prompts have the same length and `complete` is False, the first REHEARSED prompts are sufficient.
+    - The number of requests is unknown: only the texts of the first REHEARSED prompts are counted. If a file contains
+      sessions, all its texts are counted nevertheless.
+    - All prompts have the same length: the first REHEARSED prompts are sufficient. `complete` turns this exception off.
     """
     spec = prompts.spec
     from_file = _is_from_file(prompts)

@@ -430,17 +430,17 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Assign a rank to the text at the beginning of a prompt, if this text is short. Always return an empty string.
+        """Assign a rank to the text with which a prompt begins, if this text is short.
 
-        If the prompt begins with shared spans, the text is the first of them, `shared[0]`. Otherwise the text is the
-        whole prompt, which has the number `number` and `tokens` tokens. A text that several prompts share gets only one
-        rank.
+        The short texts of one length get the ranks 0, 1, 2, ... A text that several prompts share gets only one rank. A
+        text is short if the attribute `short` contains its length.
 
-        The ranks 0, 1, 2, ... number the short texts of one length. A text is short if its length is in the attribute
-        `short` (see the class).
+        - `number` is the number of the prompt, and `tokens` is its length.
+        - `shared` contains the shared spans (texts of several prompts) with which the prompt begins. The first span
+          gets the rank. Without spans, the whole prompt gets the rank.
 
-        The method has the parameters of a prompt builder (`Prompt`). It stands in for the prompt builder when all
-        prompts of a run are counted in advance.
+        The method is called instead of a prompt builder (`Prompt`) when all prompts of a run are counted in advance.
+        For this reason, it has the parameters of a prompt builder and returns a text, which is always empty.
         """
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:

@@ -450,10 +450,9 @@ def _server_limits(run: ComparedRun) -> str:
 
 
 def _users(run: ComparedRun) -> str:
-    """Return a text about the number of users in a run, such as `up to 20 by hand`.
+    """Return a text about the number of users in a run: `as planned`, or for example `up to 20 by hand`.
 
-    In an interactive run, a person changes the number of users, and the text contains the maximum. For any other run,
-    the text is `as planned`.
+    The second form is for interactive runs, in which a person sets the number of users. It states the maximum number.
     """
     counts = [sample.values["users"] for sample in run.run.telemetry if "users" in sample.values]
     return f"up to {max(counts)} by hand" if counts else "as planned"
@@ -653,10 +652,10 @@ def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc
 
 
 def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
-    """Return the output tokens per second of several runs over time: their mean, and their minimum and maximum.
+    """Return the output tokens per second of several runs over time: the mean, minimum and maximum of the runs.
 
-    The time series of a run consists of intervals of equal length, but this length may differ between runs. The result
-    has the largest of these lengths.
+    Each run has one value per time interval. All intervals of a run have the same length, but this length may differ
+    between runs. The result uses the largest of these lengths.
     """
     series = [data for run in runs if (data := run.data["course"]["course"])["start_s"]]
     if not series:

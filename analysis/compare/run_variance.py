@@ -359,10 +359,10 @@ def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[
 
 
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
-    """Return the standard error of `log(B / A)` that the timestamp errors of both runs cause.
+    """Return the standard error of `log(B / A)` that is caused by errors of the timestamps in both runs.
 
-    `values` contains A and B, the compared values of the two runs. The result is 0 for a number of tokens, which does
-    not depend on timestamps.
+    `values` contains A and B, which are the values of `metric` in the runs `a` and `b`. The result is 0 for a number of
+    tokens, which does not depend on timestamps.
     """
     if metric.unit == "tokens":
         return 0.0
@@ -381,11 +381,14 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
       problem", 2000).
     - p-value: It is two-sided, and tests the hypothesis that the probability is one half.
 
-    The server may have been slower or faster by chance during the whole run B. All samples of B then contain a common
-    random factor. `common_error` is the standard error of the logarithm of this factor. To allow for it, the function
-    computes the p-value for many values of the factor. The returned p-value is the mean of these p-values, and the
-    weight of each is the probability of its factor (Student's t with DEGREES_OF_FREEDOM). If the standard error is too
-    small for the returned p-value, it is increased to the value that leads to this p-value.
+    By chance, the server may have been slower or faster during the whole run B. All samples of B then contain a common
+    random factor. `common_error` is the standard error of the logarithm of this factor. The function computes a p-value
+    for many values of the factor, and returns the mean of these p-values. Each p-value is weighted with the probability
+    of its factor (Student's t with DEGREES_OF_FREEDOM).
+
+    A t-test with the standard error of Brunner and Munzel may give a smaller p-value than the returned one, because
+    this error ignores the common factor. In that case, a larger standard error is returned, with which the t-test gives
+    exactly the returned p-value.
     """
     ordered_a, ordered_b = np.sort(a.values), np.sort(b.values)
     placements_a, placements_b = _placements(a.values, ordered_b), _placements(b.values, ordered_a)

@@ -475,8 +475,9 @@ def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
 
 
 def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
-    """Return the memory of one GPU, process or host in a cell, merged from the readings of the cell's runs.
+    """Return the memory use of one GPU, process or host in a matrix cell.
 
+    `readings` contains one reading per run of the cell. The result contains means over the runs, and the largest peak.
     The title of a process does not contain the process id, because each restart of the server changes this id.
     """
     first = readings[0]

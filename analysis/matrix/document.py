@@ -787,9 +787,9 @@ class MatrixReport:
 
 
 def _mark(summary: MatrixSummary) -> str:
-    """Return `SIMULATED` and the clock speeds of the simulated servers, or an empty string if all servers are real.
+    """Return the mark of simulated servers, such as `SIMULATED at 5 times speed`. Return "" if all servers are real.
 
-    For a matrix of sweeps, the result is the mark of the first sweep of a simulated server.
+    For a matrix of sweeps, the result is the mark of the first sweep that has a mark.
     """
     if not summary.simulated:
         return ""

@@ -276,16 +276,16 @@ def _bins_of(instants: Floats, first_ns: float, bin_ns: float) -> Integers:
 def latency_series(frame: Frame) -> dict[str, Any] | None:
     """Return the data of the charts of latencies and failures over time, or None if no request ended.
 
-    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. For each interval, the data contains p50
-    and p99 of TTFT, TPOT and E2E, and the number of failed and of rejected requests per second. The interval of a
-    latency is the one in which this event happened:
+    The run is divided into at most about LATENCY_BINS_MAX equal intervals. For each interval, the data contains p50 and
+    p99 of TTFT, TPOT and E2E, and the number of failed and of rejected requests per second. A latency belongs to the
+    interval in which its last event happened:
 
     - TTFT: the first token arrived.
     - TPOT: the last token arrived.
     - E2E: the response ended.
 
     The entry `incomplete_s` contains the times at which incomplete requests ended. If there are more than
-    FAILURE_MARKS_MAX, it contains an evenly spaced selection of this number.
+    FAILURE_MARKS_MAX such times, it contains FAILURE_MARKS_MAX of them, evenly spaced.
     """
     grid = _time_grid(frame)
     if not grid:
@@ -411,10 +411,11 @@ def send_times(frame: Frame) -> dict[str, Any]:
 
 
 def first_tokens(frame: Frame) -> dict[str, Any]:
-    """Return TTFT, prompt length and position of each complete request, and two trends of TTFT.
+    """Return the data of the charts of TTFT: one point per complete request in the measurement window, and two trends.
 
-    The position of a request is its number in the order sent, from 1. The trends show how TTFT changes with the
-    position and with the prompt length. Large runs are thinned.
+    A point consists of the TTFT, the length of the prompt and the position of a request. The position is 1 for the
+    request that was sent first. The trends show how TTFT changes with the position and with the length of the prompt.
+    For large runs, only some of the points are returned.
     """
     order = _send_order(frame)
     retained = (frame.sampled & ~np.isnan(frame.first_ns))[order]

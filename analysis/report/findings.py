@@ -241,10 +241,12 @@ def stopped_count(summary: Summary) -> int:
 
 
 def outcome_level(requests: RequestCounts) -> Level:
-    """Return the level of the finding whose text is `outcome_sentence`.
+    """Return the level of the finding about the outcomes of all requests (`outcome_sentence`).
 
-    The level is `ok` if every planned request is complete, and `warning` if every incomplete request was rejected. The
-    level is `error` if a request is incomplete for another reason, or if nothing was sent."""
+    - `ok`: every planned request is complete.
+    - `warning`: every incomplete request was rejected.
+    - `error`: a request is incomplete for another reason, or no request was planned.
+    """
     if not requests.planned:
         return "error"
     if requests.all_complete:

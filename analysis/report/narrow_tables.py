@@ -30,10 +30,12 @@ def column_gap(columns: int) -> int:
 def fit(table: Table, width: int) -> list[Table]:
     """Fit a table into `width` characters. Return one table, or several tables that together contain all columns.
 
-    Row names are shortened if that is enough. Otherwise the columns are divided among several tables, each with the row
-    names. A table stays wider than `width` if its row names and a single other column do not fit next to each other.
+    - If the table fits, it is returned unchanged.
+    - If shorter row names are enough, the row names are shortened.
+    - Otherwise the columns are divided among several tables. Each table repeats the row names, followed by at least one
+      other column. Such a table may still be wider than `width`.
 
-    The cells with the names of runs must already contain these names as text.
+    Cells that name a run must already contain the name as text.
     """
     widths = _min_widths(table)
     if _total(widths) <= width:

@@ -165,13 +165,13 @@ def _unbroken(text: str) -> str:
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
-    """Divide the blocks of a page into groups of consecutive blocks.
+    """Divide the blocks of a page into groups of consecutive blocks, and return the kind and the blocks of each group.
 
-    Return pairs of the kind of a group and its blocks. The kind says how the page shows these blocks:
+    The kind says how the page shows the group:
 
-    - `Scorecard`: scorecards, side by side.
-    - `charts`: two or more charts that are narrower than the page, side by side.
-    - An empty string: all other blocks, one below the other.
+    - `Scorecard`: scorecards, which are shown side by side.
+    - `charts`: two or more charts that are narrower than the page. They are shown side by side.
+    - An empty string: any other blocks, which are shown one below the other.
     """
 
     def group_key(block: Block) -> str:

@@ -8,9 +8,9 @@ from loadgen.analysis.run.record import Count, Integer
 
 
 class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Figures of the removed Records whose requests ended in one time window. All of these Records come from one file.
+    """Figures of the measured requests that ended in one time window, and whose Records were removed with one file.
 
-    Latencies are those of complete requests, in ns. A latency is None if no request of the window has this latency.
+    Latencies are percentiles over the complete requests, in ns. A latency is None if no request of the window has it.
     """
 
     from_ns: Integer

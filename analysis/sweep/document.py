@@ -286,10 +286,11 @@ def terminal_document(sweep: SweepResult) -> Document:
 
 
 def _verdict_title(sweep: SweepResult) -> str:
-    """Return the heading of the column with the verdict on each step of the sweep.
+    """Return the title of the table column with the verdict on each step of the sweep.
 
-    The heading is `objectives` for a sweep with objectives. Without objectives, a verdict says whether the server kept
-    up, and the heading is `the server`. A fixed list of loads without objectives has no verdicts, only `remarks`.
+    - `objectives`: the sweep has objectives, and the verdict says whether they were met.
+    - `the server`: there are no objectives, and the verdict says whether the server kept up.
+    - `remarks`: the sweep is a fixed list of loads without objectives. There are no verdicts, only remarks.
     """
     if sweep.objectives:
         return "objectives"
@@ -378,7 +379,11 @@ def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
 
 
 def _capacity_chip(sweeps: Sequence[SweepResult]) -> doc.Chip:
-    """Return the chip with the capacity of one sweep, or with the number of sweeps whose capacity was found."""
+    """Return the chip with the main result of one or more sweeps.
+
+    - One sweep: its capacity, or the number of measured loads if the sweep does not search for the capacity.
+    - Several sweeps: for how many of them the capacity is less exact than requested.
+    """
     settled = sum(map(_is_settled, sweeps))
     level: doc.Level = "ok" if settled == len(sweeps) else "warning"
     if len(sweeps) > 1:

@@ -133,7 +133,11 @@ class EdgeSearch:
         return None
 
     def _new_load(self, runs: Sequence[LoadObservation], load: float, factor: float) -> float:
-        """Return `load`, multiplied by `factor` until no run in `runs` has nearly the same load."""
+        """Return a load that no run in `runs` has, not even approximately.
+
+        The function starts with `load`, and multiplies it by `factor` until the result differs clearly from the loads
+        of all runs.
+        """
         while any(abs(np.log(run.load / load)) < NEAR for run in runs):
             load *= factor
         return load

@@ -25,7 +25,10 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class AfterFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A condition for a node: the node waits for the start or end of another node, and for a delay."""
+    """A condition for the start of a node. A node is a request of a session.
+
+    The node starts `delay_s` seconds after the start or the end of another node, or later.
+    """
 
     node: Name
     on: Literal["end", "start"] = "end"

@@ -53,7 +53,7 @@ class CallRow(msgspec.Struct):
 
 
 class EntryRow(msgspec.Struct):
-    """An entry of `requests`, of which only the type is decoded. The type determines how the whole entry is decoded."""
+    """The type of an entry in the list `requests`. The type determines which class decodes the whole entry."""
 
     type: Literal["n", "s", "subagent"]
 

@@ -554,7 +554,10 @@ def redact(value: Any, name: str = "") -> Any:
 
 
 def _redact_text(value: str, name: str) -> str:
-    """Return one setting or command-line argument in a form that may be stored, as `redact` does."""
+    """Return the setting or command-line argument `value` with its secrets replaced, so that it may be stored.
+
+    `name` is the key of the setting, or the command-line argument before `value`.
+    """
     option, equals, argument = value.partition("=")
     if equals and option.startswith("--"):
         return f"{option}={redact(argument, option)}"

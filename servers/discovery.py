@@ -456,7 +456,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark | None:
-        """The mark by which a server says that it is simulated, or None for a real server."""
+        """The mark that the server has sent because it is a simulated server. None for a real server."""
         return self.client.mark
 
     @property

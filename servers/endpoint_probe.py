@@ -307,10 +307,10 @@ def _recounted_words(trial: Trial) -> str:
 
 
 def _reason_to_stop(trials: Sequence[Trial], client: JsonClient, facts: ServerFacts) -> ServerError | None:
-    """Return the error with which the probe ends if no request of the run can succeed.
+    """Return the error that ends the probe because no request of the run can succeed, or None if a request may succeed.
 
-    `trials` are the refused test requests. The error names the cause, such as a redirect, an unknown model or a missing
-    API key. Return None if the server may accept a request of the run.
+    `trials` are the test requests that the server refused. The error names the cause, such as a redirect, an unknown
+    model or a missing API key.
     """
     redirected = next((trial for trial in trials if trial.response.location), None)
     if redirected:

@@ -123,9 +123,11 @@ def http2_context(access: Access) -> ssl.SSLContext:
 
 
 def start_translator(url: str, access: Access) -> str:
-    """Start the translator for the server at `url`, and return the path of its Unix socket.
+    """Start a process that translates requests for the HTTP/2 server at `url`. Return the path of its Unix socket.
 
-    The translator ends with this process. Raises UnreachableError if the library h2 is not installed."""
+    If a translator for this server is already running, the path of its socket is returned. All translators end with
+    this process. Raises UnreachableError if the library h2 is not installed.
+    """
     origin = _origin(url)
     if origin not in _translators:
         stack = contextlib.ExitStack()

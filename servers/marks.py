@@ -24,7 +24,7 @@ _NAMES = ("id", "system_fingerprint", "docker_label")
 
 
 class Mark(NamedTuple):
-    """The mark of a simulated server, as read from one response."""
+    """The mark in a response which says that the server is simulated."""
 
     speed: float | None
     """Speed of the server's clock relative to real time. None: the mark does not state the speed."""
@@ -46,9 +46,9 @@ def word(speed: float) -> str:
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark of a simulated server in a response. `value` is the value of the header `x-simulated-speed`.
+    """Return the mark of a simulated server, given the value of the response header `x-simulated-speed`.
 
-    Return None if `value` is None, because the response has no such header.
+    The result is None if `value` is None, which means that the response has no such header.
     """
     return None if value is None else Mark(_speed(value))
 

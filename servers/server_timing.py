@@ -1,20 +1,21 @@
-"""Reads the times that servers state about a single request, in response headers or in the last events of a stream.
+"""Reads the times that a server reports about a single request, in response headers or in the last events of a stream.
 
-The times are durations by the server's own clock, so they need no agreement with the clock of the client. They become
-marks of a Record (`loadgen.analysis.run.record`), in microseconds:
+The times are durations by the server's clock, so the clocks of the server and the client need not agree. loadgen stores
+them in the marks of a Record (`loadgen.analysis.run.record`), in microseconds:
 
 - `server_queue_us`: time in the server's queue, before the first step that processes the request.
-- `server_prefill_us`: time from the end of the queue to the first token.
-- `server_inference_us`: time from the end of the queue to the last token, or to the result of a pooling model.
+- `server_prefill_us`: time from leaving the queue to the first token.
+- `server_inference_us`: time from leaving the queue to the last token, or to the result of a pooling model.
 
-The following servers state such times:
+The following servers report such times:
 
-- vLLM: the field `metrics` of the last event, with the option `--enable-per-request-metrics`.
-- SGLang: the field `meta_info` on the route /generate, with the option `--enable-metrics`.
-- TGI and TEI: the headers `x-queue-time` and `x-inference-time`, in ms. TGI sends them with non-streamed responses.
-- llama.cpp: the field `timings`. It contains no time in the queue.
-- Groq and Cerebras: times in `usage`, in `x_groq` or in `time_info`, in seconds.
-- Any server or gateway: the header or trailer `Server-Timing` (https://www.w3.org/TR/server-timing).
+- vLLM: in the field `metrics` of the last event, with the option `--enable-per-request-metrics`.
+- SGLang: in the field `meta_info` on the route /generate, with the option `--enable-metrics`.
+- TGI and TEI: in the headers `x-queue-time` and `x-inference-time`, in ms. TGI sends them only with responses that are
+  not streamed.
+- llama.cpp: in the field `timings`, which contains no time in the queue.
+- Groq and Cerebras: in `usage`, `x_groq` or `time_info`, in seconds.
+- Any server or gateway: in the header or trailer `Server-Timing` (https://www.w3.org/TR/server-timing).
 """
 
 from __future__ import annotations

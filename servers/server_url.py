@@ -1,10 +1,13 @@
 """Reads the URL of a server in the forms that users paste, and splits it into base, query and endpoint.
 
-gpu-host:8000                             http://gpu-host:8000
-http://h:8000/v1/chat/completions         http://h:8000, endpoint chat
-https://h/base/v1/?api-version=1#top      https://h/base, query api-version=1
-unix:/run/vllm.sock                       the same, a Unix socket
-unix:/run/vllm.sock:/base/v1              unix:/run/vllm.sock:/base
+Examples:
+
+    Pasted text                            Result
+    gpu-host:8000                          base http://gpu-host:8000
+    http://h:8000/v1/chat/completions      base http://h:8000, endpoint chat
+    https://h/base/v1/?api-version=1#top   base https://h/base, query api-version=1
+    unix:/run/vllm.sock                    base unix:/run/vllm.sock (a Unix socket)
+    unix:/run/vllm.sock:/base/v1           base unix:/run/vllm.sock:/base
 """
 
 from __future__ import annotations
@@ -196,9 +199,11 @@ def _with_scheme(text: str) -> str:
 
 
 def _is_public(host: str) -> bool:
-    """Return True if the host name looks public: it has dots, and no private ending such as `.local`.
+    """Return True if `host` looks like a public host name. Such a name has dots and no private ending, such as
+    `.local`.
 
-    An IP address is not a host name."""
+    Return False for an IP address.
+    """
     with suppress(ValueError):
         ipaddress.ip_address(host.strip("[]"))
         return False

@@ -1,18 +1,20 @@
 """Dialects (request and response formats) of the audio endpoints: `/v1/audio/transcriptions` and `/v1/audio/speech`.
 
 **Transcriptions.** A request uploads a recording as `multipart/form-data` (RFC 7578) and asks for a stream. Servers
-answer in three forms:
+answer in one of three forms:
 
-    vLLM        data: {"object": "transcription.chunk", "choices": [{"delta": {"content": ...}}]}, as chat streams
+    vLLM        data: {"object": "transcription.chunk", "choices": [{"delta": {"content": ...}}]}, as in chat streams
     OpenAI      data: {"type": "transcript.text.delta", "delta": ...}, and at the end {"type": "transcript.text.done",
                 "text": ..., "usage": ...}
     others      {"text": ..., "usage": ...}, a single JSON object, because the server or the model does not stream
 
-The number of words depends on the recording, so a request states no output length.
+The number of words depends on the recording, so a request does not state an output length.
 
-**Speech.** The response is the audio itself. It has no end marker, so it is complete if HTTP says so, by its length or
-its last chunk. The format `wav` is requested, because its header states the sample rate. Audio in the format `pcm` has
-no header. It is assumed to be 16-bit mono PCM of 24 kHz, which OpenAI documents. The duration of audio in any other
+**Speech.** The response is the audio itself, without an end marker. The response is complete when HTTP shows its end:
+all bytes of its Content-Length have arrived, or its last chunk.
+
+loadgen requests the format `wav`, because the header of a WAV file states the sample rate. Audio in the format `pcm`
+has no header. It is assumed to be 16-bit mono PCM at 24 kHz, as OpenAI documents. The duration of audio in any other
 format is unknown.
 """
 

@@ -458,9 +458,10 @@ def _text_in(value: Any) -> str:
 
 
 def _is_plain_token(chunk: Chunk) -> bool:
-    """Return True if a chunk stands for exactly one token, and contains nothing about this token except its text.
+    """Return True if a chunk contains exactly one token, as text and without further information.
 
-    A chunk with token ids, a finish reason or an error is not such a token."""
+    A chunk with token ids, a finish reason or an error contains further information.
+    """
     choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
     plain_chunk = choice.token_ids is None and not choice.finish_reason and not chunk.error and not choice.error
     return bool(plain_chunk and _tokens_in(choice))
@@ -651,11 +652,16 @@ def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: 
 def _read_empty(
     with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
 ) -> None:
-    """Count each choice that has neither text nor token ids as one token, if `rule` says that it is a token.
+    """Count each empty choice as one token, if `rule` says that the choice stands for a token.
 
-    `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event, and is
-    changed in place. `total` is the server's token count, or None. If the counts would add up to more than `total`,
-    nothing is changed. The server has then counted only some of these choices, and it is unknown which ones.
+    An empty choice has neither text nor token ids.
+
+    - `with_choice` contains the indices of the events with a choice.
+    - `tokens` contains the token count of each event. The function changes this list.
+    - `total` is the server's token count, or None.
+
+    If the new counts added up to more than `total`, nothing is changed. In this case, the server counts only some of
+    the empty choices as tokens, and it is unknown which ones.
     """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []

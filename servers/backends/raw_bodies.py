@@ -41,7 +41,11 @@ _FIELDS = msgspec.json.Decoder(_StreamFields)
 
 
 def added_fields(body: bytes, dialect: Dialect) -> tuple[bytes, ...]:
-    """Return the fields that a body lacks and that a measurement of its response needs. The tuple may be empty."""
+    """Return the JSON fields that must be added to a request body so that its response can be measured.
+
+    For example, the field `"stream":true` is added to a chat request that does not have it. The result is empty if the
+    body turns streaming off.
+    """
     present = _FIELDS.decode(body)
     if present.stream is False:
         return ()

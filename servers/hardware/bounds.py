@@ -181,7 +181,7 @@ def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> 
 
 
 def phase_bounds(gpu: Gpu, format_name: str, phases: Mapping[str, PhaseKernels]) -> GpuBounds:
-    """Return the bounds of the kernels of all phases: what binds each of them, compute, memory or latency.
+    """Return what limits each kernel of all phases on one GPU: compute, memory or latency.
 
     `phases` maps the name of a phase, such as `prefill`, to its kernels.
     """
@@ -221,7 +221,7 @@ def _kernel_bound(
 
 
 def _limits_s(gpu: Gpu, work: KernelWork) -> tuple[float, float]:
-    """Return the shortest times to compute and to read and write memory, in seconds."""
+    """Return two minimum times of a kernel in seconds: the time to compute, and the time to read and write memory."""
     return work.flops / _peak(gpu, work), work.moved_bytes / gpu.memory_bytes_per_s
 
 

@@ -359,16 +359,16 @@ def format_changes(
 ) -> list[FactorChange[State]]:
     """Return the changes that replace the number format of the first GPU by that of the second GPU.
 
-    - `formats` are the number formats of the two GPUs, and `cards` are the GPUs.
+    Normally there is one change. From 16 bits to 4 bits, there are two changes if the second GPU computes in 8 bits:
+    first to 8 bits, and then to 4 bits.
+
+    - `formats` contains the number formats of the two GPUs, and `cards` contains the GPUs.
     - `with_format` takes a state (a server with its load, or a training job) and the name of a number format. It
       returns the state with this format.
 
-    Normally there is one change. From 16 bits to 4 bits, there are two changes, with 8 bits in between, if the second
-    GPU computes in 8 bits. The second change can be applied only after the first.
-
-    The compute rate of the GPU is a separate change (`compute_change`). If the two GPUs compute a new format
-    differently, for example because only one of them supports it, the change to this format can be applied only after
-    the change of the compute rate.
+    The compute rate of the GPU is a separate change (`compute_change`). Sometimes it must be applied before the change
+    to a new format. This is the case if the two GPUs compute this format differently, for example because only one of
+    them supports it.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []

@@ -45,7 +45,7 @@ SMALL_TILE = 16
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Expected work of the busiest GPU in one layer with experts."""
+    """Expected work of one GPU in a layer with experts. The GPU is the one with the most work."""
 
     touched: Any
     """Number of different experts on this GPU that at least one token uses."""

@@ -220,12 +220,13 @@ class Deployment:
     def host_s(self) -> tuple[float, float]:
         """The engine's overhead on the host CPU, as two times in seconds: per step, and per sequence in a step.
 
-        The overhead of a step is the first time, plus the second time for each of its sequences. Two features make it
-        smaller:
+        The overhead of a step is the first time, plus the second time for each sequence of the step. Two features
+        reduce these times:
 
         - Speculative decoding adds several tokens to a sequence in each step. Both times are divided by the mean number
-          of these tokens.
-        - Each attention group has a separate scheduler. The time per sequence is divided by the number of groups.
+          of tokens per step and sequence.
+        - With attention groups, each group has a separate scheduler. The time per sequence is divided by the number of
+          groups.
         """
         tokens = self.speculation.tokens_per_step if self.speculation else 1.0
         if self.host is not None:

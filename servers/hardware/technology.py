@@ -437,11 +437,11 @@ def _memory_name(text: str) -> str:
 
 
 def _names(text: str, find: Callable[[str], str], table: str) -> list[str]:
-    """Return the names in `text`, which is a list such as `a,b..d`.
+    """Parse a list of names such as `a,b..d`. Return the names as they are written in the table `table`.
 
-    `b..d` stands for all rows from `b` to `d` in `table`. If `d` comes before `b` in the table, the names are returned
-    in reverse order. The function `find` takes a name as the user writes it, for example in lower case, and returns the
-    name as it is written in the table. The result contains the names of the table.
+    `b..d` stands for all rows of the table from `b` to `d`. If `d` comes before `b` in the table, the rows are returned
+    in reverse order. `find` is a function that takes a name as the user writes it, for example in lower case, and
+    returns the name as it is written in the table.
     """
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -146,18 +146,18 @@ def _head_s(step: TorchStep, machine: TorchMachine) -> float:
 def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
     """Return the bytes that the operators of one layer read and write, as (forward pass, backward pass).
 
-    GEMMs are not included. In the forward pass, each operator reads and writes these numbers of values for every
-    element of its input:
+    GEMMs are not included. The following list contains the number of values that each operator reads and writes in the
+    forward pass, per element of its input:
 
-    - Norm: 8 (square, mean, product with the root, product with the weight). A norm that is one fused kernel: 2.
+    - Norm: 8 (square, mean, product with the root, product with the weight), or 2 if the norm is one fused kernel.
     - Rotary positions of queries and keys: 10 (two products, a rotation of two copies, a sum).
     - Reordering of elements by attention head, and back: 8.
-    - SiLU and the product with its result: 5.
-    - Residuals: 6.
+    - SiLU, and the product of its result with another value: 5.
+    - Both residuals together: 6.
     - Attention scores, which FlashAttention does not store: 8 (scaled, masked in a copy, normalised).
 
-    The backward pass applies the same operators to the gradients, and computes one gradient for each factor of a
-    product. If several operators read the same value, their gradients are added up.
+    In the backward pass, the same operators are applied to the gradients, and each factor of a product gets a gradient.
+    If several operators read the same value, their gradients are added up.
     """
     model = step.model
     rotated = (model.heads + model.kv_heads) * model.head_dim

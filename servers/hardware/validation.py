@@ -47,7 +47,9 @@ DEFAULT_CHUNKED_PREFILL = {"vLLM": "mixed", "SGLang": "separate", "TensorRT-LLM"
 
 @dataclass(frozen=True, slots=True)
 class PublishedSettings:
-    """Settings of compared runs that differ from the defaults of `loadgen limits`."""
+    """Settings with which published measurements were made, as far as they differ from the defaults of `loadgen
+    limits`.
+    """
 
     text: str
     """The settings in words."""

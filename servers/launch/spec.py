@@ -70,14 +70,15 @@ class LaunchSpec:
 
     @property
     def gpus(self) -> str:
-        """GPUs of the server, as a comma-separated list for Docker and CUDA. Empty: the default GPU.
+        """GPUs of the server, as a comma-separated list for Docker and CUDA, such as `0,1`. Empty: the default GPU.
 
-        The first of these cases that applies decides:
+        The first rule whose condition is true decides:
 
-        - The option `gpus` is set: the value of this option.
-        - The host lists at least `tensor_parallel` GPUs for this server: the first `tensor_parallel` of them.
-        - `tensor_parallel` is greater than 1: the first `tensor_parallel` GPUs of the machine.
-        - Otherwise: empty.
+        - If the option `gpus` is set, its value is used.
+        - If the host lists at least `tensor_parallel` GPUs for this server, the first `tensor_parallel` of them are
+          used.
+        - If `tensor_parallel` is greater than 1, the first `tensor_parallel` GPUs of the machine are used.
+        - Otherwise, the list is empty.
         """
         if self.options.get("gpus"):
             return str(self.options["gpus"])

@@ -131,7 +131,8 @@ class DisaggregatedEngine:
     def gauges(self) -> Gauges:
         """Return the current values for the metrics page.
 
-        The use of the KV cache is the mean over all workers. All other values are sums over all workers.
+        The use of KV cache is the mean over all workers. Every other value is the sum over all workers. Jobs whose KV
+        cache is being sent to another worker count as waiting.
         """
         workers = [worker.scheduler.gauges() for worker in self._all]
         usage = sum(each.kv_usage for each in workers) / len(workers)

@@ -102,7 +102,7 @@ class VirtualEngine:
         self._live[job] = TokenTimes(job)
 
     def cancel(self, job: Job) -> list[int]:
-        """Remove `job`, and return the times in ns at which the engine has generated the tokens of the job so far."""
+        """Remove `job`, and return the times in ns at which its tokens have been generated so far."""
         times = self._live.pop(job)
         if times.first_token_step >= 0:
             decoding = job in self.scheduler.decoding

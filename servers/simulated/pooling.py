@@ -107,10 +107,11 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 def _encoding(
     state: ServerState, request: CompletionRequest, counts: Sequence[int], prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Encode a response without generated tokens, whose fields `content` contain one result per input.
+    """Encode a response without generated tokens, such as the response to a request for embeddings.
 
-    `counts` contains the number of tokens of each input. `prefix` is the beginning of the response's id, such as
-    `embd`.
+    - `counts` contains the number of tokens of each input.
+    - `prefix` is the beginning of the response's id, such as `embd`.
+    - `content` contains the JSON fields with the results.
     """
     prompt_tokens = sum(counts)
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}

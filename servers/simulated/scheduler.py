@@ -156,9 +156,9 @@ class Policy:
         """Return a copy of this policy with two options changed.
 
         - `cache_hit_rate` is the share of a prompt that is assumed to be in the prefix cache.
-        - `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. It decides whether
-          prompts are split into chunks, and whether a step computes prompts together with decoding. If it is empty, the
-          copy does this as the original policy does.
+        - `chunked_prefill` decides whether prompts are split into chunks, and whether one step may both compute prompts
+          and decode. It is a value of CHUNKED_PREFILL (loadgen.servers.hardware.inference), such as `mixed`. An empty
+          string keeps the behaviour of this policy.
         """
         policy = replace(self, cache_hit_rate=cache_hit_rate)
         if chunked_prefill == "mixed":

@@ -112,9 +112,10 @@ def reasoning_tokens(completion: Completion) -> int:
 
 
 def encoded(text: str) -> tuple[list[int], list[bytes]]:
-    """Return the token ids of a text, and the text of each token, escaped for a JSON string.
+    """Return the token ids of a text, and a list with the text of each token, escaped for a JSON string.
 
-    The text of a character that consists of several tokens belongs to its last token.
+    A character may consist of several tokens. The last of these tokens then gets the character, and the others get an
+    empty text.
     """
     ids = tokenizer.encode(text)
     texts = []

@@ -91,7 +91,10 @@ def decode(body: bytes | bytearray, json_type: JsonType) -> Any:
 
 
 class Reader:
-    """A JSON reader that fails with the errors of serde_json. `offset` is the number of bytes read so far."""
+    """A JSON reader that reports errors with the messages of serde_json, the JSON library of Rust servers.
+
+    `offset` is the number of bytes read so far.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -340,9 +340,9 @@ def _response_style(
 
 
 def _candidates(token: int, number: int) -> Iterator[tuple[str, float]]:
-    """Yield (text, log probability) of the `number` likeliest candidates for one generated token.
+    """Yield the `number` most likely candidates for one generated token, each as a pair: text and log probability.
 
-    The generated token `token` is the likeliest candidate.
+    The first candidate is the token that was generated. Its id is `token`.
     """
     for index, candidate in enumerate(_candidate_ids(token, number)):
         yield tokenizer.decode([candidate]), _LOGPROB - index

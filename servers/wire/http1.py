@@ -173,11 +173,13 @@ class ResponseFraming:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Find complete chunks of a usual size quickly. Stop at the first other chunk.
+        """Scan the next chunks quickly, and stop at the first chunk that is incomplete or unusual.
 
-        A usual size is written with two or three hexadecimal digits. `raw` contains the bytes of the response from the
-        position `offset` on. The method reads only the few bytes around the size line of each chunk. Parsed size lines
-        are cached, because most chunks of a stream have one of a few sizes.
+        The size of a usual chunk has two or three hexadecimal digits. In a stream of events, a usual chunk also begins
+        with a new event. `raw` contains the response from byte `offset` on.
+
+        Only the few bytes around the size line of each chunk are parsed. Parsed size lines are cached, because most
+        chunks of a stream have one of a few sizes.
         """
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line

@@ -85,10 +85,11 @@ def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions of the packet headers in some blocks of the ring, as indices in `flat`.
+    """Return the index in `flat` of the header of each packet in some blocks of a packet ring.
 
-    `flat` is the memory of the ring as a flat array of 32-bit words. `words` is the same memory with one row per block.
-    `blocks` contains the row numbers of the blocks to read.
+    A packet ring is memory into which the kernel writes captured packets. `flat` is this memory as a flat array of
+    32-bit words. `words` is the same memory with one row per block. `blocks` contains the row numbers of the blocks to
+    search.
     """
     # Words of a block's header: 3 is the number of packets, 4 the offset of the first one in bytes.
     counts = words[blocks, 3].astype(np.int64)

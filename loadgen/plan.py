@@ -604,9 +604,10 @@ class Plan:
                 yield f"--assert {objective!r}: the plan has no class of traffic and no model {part!r}; {choices}"
 
     def _raw_mistakes(self) -> Iterator[str]:
-        """Yield a message for each setting that would change request bodies which must not be changed.
+        """Yield a message for each setting that cannot be combined with the workload `requests:FILE`.
 
-        With the workload `requests:FILE`, the file contains complete bodies, and they are sent as they are.
+        The file of such a workload contains complete request bodies, which are sent unchanged. The settings in
+        question, such as --extra-body, would change the bodies.
         """
         if not isinstance(self.prompt_source, RawRequests):
             return

@@ -205,9 +205,11 @@ def _check_argument(word: str) -> None:
 
 
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
-    """Print an error, because text could not be written to standard output. Return the exit code of the command.
+    """Print an error message, because text could not be written to standard output. Return the new exit code of the
+    command.
 
-    `code` is the previous exit code. It becomes 2 if the command had succeeded and the lost text was its only result.
+    `code` is the exit code so far. It is replaced by 2 if the command had succeeded and the lost text was its only
+    result.
     """
     assert stream.error is not None
     print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)

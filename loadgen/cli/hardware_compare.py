@@ -188,11 +188,11 @@ def bounds(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what binds each GEMM and attention kernel of a model.
+    """Show whether compute, memory or latency binds each kernel.
 
-    A kernel is bound by compute, memory or latency. For each GPU, the command computes the arithmetic intensity, the
-    ridge of the roofline, the expected time, and the smallest batch that is bound by compute. Exit codes: 0 computed, 2
-    usage error.
+    The kernels are the GEMMs and the attention of a model. For each GPU, the command computes the arithmetic intensity,
+    the ridge of the roofline, the expected time, and the smallest batch that is bound by compute. Exit codes: 0
+    computed, 2 usage error.
     """
     from loadgen.servers.hardware.bounds import serving_bounds, training_bounds
     from loadgen.servers.hardware.dissection import NATIVE, native_format

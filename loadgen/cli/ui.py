@@ -162,7 +162,7 @@ def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[s
 
 
 def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Return these settings of the plan as command-line arguments of Locust."""
+    """Return `settings` of the plan as command-line arguments for Locust, such as `--input-tokens=512`."""
     from loadgen.interactive import locust_option
 
     settings = dict(settings)

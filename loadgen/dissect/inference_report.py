@@ -202,12 +202,16 @@ def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tup
 def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
     """Return the share of the all-reduce time that `architecture` hides, compared with the standard architecture.
 
-    `steps_s` contains the step times of each architecture. With the fastest of them, the share is
+    `steps_s` contains several step times of each architecture. The shortest step time of each architecture is used:
 
-        (standard - own) / (standard - no_communication), where own is the time of `architecture`.
+        (standard - own) / (standard - no_communication)
 
-    The share is at most 1. It is negative if `architecture` is slower than the standard one, and 0 if communication
-    takes no time.
+    - `standard` is the time of the standard architecture.
+    - `own` is the time of `architecture`.
+    - `no_communication` is the time of a standard step without its all-reduces.
+
+    The share is at most 1. It is negative if `architecture` is slower than the standard architecture. The share is 0 if
+    the all-reduces take no time.
     """
     own = min(steps_s[architecture])
     standard = min(steps_s["standard"])

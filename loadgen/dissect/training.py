@@ -349,9 +349,9 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _quantiser_bytes(model: nn.Module) -> float:
-    """Return the bytes of the scales with which the weights of the model are quantised.
+    """Return the size in bytes of the scales with which the weights of a model are quantised.
 
-    If scales are quantised themselves, the scales of these scales are included.
+    The scales may be quantised themselves, with further scales. These are included.
     """
     result = 0.0
     for parameter in model.parameters():

@@ -241,9 +241,9 @@ def _with_true_minus(row: TableRow) -> TableRow:
 
 
 def _run(result: TrainingResult, title: str) -> dict[str, Any]:
-    """Return the data of the time chart and the memory chart.
+    """Return the data of the two charts of a training result: times and memory of each technique.
 
-    In the time chart, the communication of all phases is one separate part, and is not included in the phases.
+    In the time chart, the communication of all phases is one separate part. The times of the phases do not include it.
     """
     measured = _measured(result)
     names = {

@@ -302,10 +302,15 @@ class ClockSeries(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """A message from or to another machine, on its way between a loadgen command and its Locust process.
+    """A message between this machine and another one, which passes through the local Locust process.
 
-    - Sent by the command: the Locust process seals `body`, and sends it to the machine `node`.
-    - Sent by the Locust process: `body` is the content of a sealed message that has arrived from the machine `node`.
+    A loadgen command talks to other machines only through its Locust process. The two processes on this machine
+    exchange such messages in both directions:
+
+    - From the command to the Locust process: the Locust process adds an authentication code to `body`, and sends the
+      result to the machine `node`.
+    - From the Locust process to the command: `body` is the content of a message from the machine `node`. The Locust
+      process has checked its authentication code.
     """
 
     node: str

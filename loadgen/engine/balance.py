@@ -177,9 +177,9 @@ def is_unavailable(error_kind: str, http_status: int | None) -> bool:
 
 
 class NewAddress(NamedTuple):
-    """The parts to replace in an encoded request, so that it can be sent to another replica.
+    """The replacements that make an encoded request suitable for another replica.
 
-    `old_prefix` and `old_host` are replaced by `new_prefix` and `new_host`.
+    The bytes `old_prefix` are replaced by `new_prefix`, and the bytes `old_host` by `new_host`.
     """
 
     old_prefix: bytes

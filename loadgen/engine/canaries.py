@@ -66,7 +66,9 @@ class CanaryLoop(ClosedLoop):
         self.stopped = True
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first canary of each client. The list is empty for later calls, and after a call of `stop`."""
+        """Return the first canary (test prompt) of each client. Return an empty list if `group` or `stop` was called
+        before.
+        """
         return [] if self.stopped else super().group()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
@@ -102,7 +104,7 @@ class CanaryLog:
         return request
 
     def number_of(self, request: Request) -> int:
-        """Return the number of the canary that a request contains. The request must not have been answered yet."""
+        """Return the number of the canary (test prompt) in `request`, which must not have been answered yet."""
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:

@@ -242,11 +242,11 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until every worker has reached a state or has ended. `reached` returns True for a worker in this state.
+    """Wait until each worker has ended, or has reached the state for which `reached` returns True.
 
-    `show` is called again and again during the wait. At the first interrupt, the workers that have not reached the
-    state are told to stop. They are killed if they are still running `patience_s` seconds later, or at a second
-    interrupt.
+    `show` is called repeatedly during the wait. At the first interrupt, the workers that have not reached the state
+    receive the order to stop. Workers that still have not reached it are killed at the second interrupt, or
+    `patience_s` seconds after the first one.
     """
     handled_interrupts = 0
     limit_s = math.inf

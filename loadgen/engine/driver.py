@@ -429,9 +429,10 @@ class Driver:
                 self._wait(following)
 
     def _build_ahead(self) -> None:
-        """Build the prompt of one request that waits for a request in flight, so that the prompt is ready in time.
+        """Build one request that will be due when a request in flight has ended, so that the new request is ready in
+        time.
 
-        The method schedules itself again until every waiting request has its prompt.
+        The method schedules itself again until there is no such request left to build.
         """
         assert isinstance(self._following, GraphRequests)
         self._building = not self._interrupted and self._following.build_next()
@@ -569,11 +570,11 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Handle a new Record: build one request in advance, and let a client continue that waited for this Record.
+        """Handle a new Record: build one request in advance, and let a client continue if it waited for this Record.
 
-        A client of a closed loop normally continues as soon as its response has ended, before the Record is created.
-        However, some servers reject a request with an error inside a response of status 200. Only the Record shows such
-        an error, so the clients of such a server wait for the Record.
+        A client of a closed loop normally sends its next request as soon as a response has ended, before the Record is
+        created. However, some servers reject a request with an error inside a response of status 200. Only the Record
+        shows such an error, so the clients of such a server wait for the Record.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:

@@ -761,8 +761,9 @@ def build_schedule(plan: Plan) -> Schedule:
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
-    """Report the number of due requests of a trace and their total duration, so that the user notices a wrong time
-    unit.
+    """Report how many requests of a trace will be sent, and how long this takes. Do nothing if the plan has no trace.
+
+    A surprising duration shows the user that the time unit of the trace is wrong.
     """
     process = plan.arrival_process
     if isinstance(process, arrival_processes.Trace) and schedule.due_ns is not None:
@@ -992,9 +993,12 @@ def check_batch(plan: Plan, dialect: Dialect) -> None:
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
     """Return the header of the run file, with everything that is known before the run starts.
 
-    `at_once` is the number of requests that are certainly in flight together on one replica. If it exceeds a limit of
-    the server and the user has accepted this (--over-limit), the header says so. The header also says if the user has
-    accepted a server version whose results are misleading (--force).
+    `at_once` is the number of requests that are certainly in flight together on one replica. The header also says which
+    of these exceptions apply:
+
+    - `at_once` exceeds a limit of the server, and the user has accepted this (--over-limit).
+    - The results of this server version are misleading, and the user has accepted this (--force).
+    - The server refuses some request fields, so loadgen leaves them out.
     """
     from loadgen.analysis.run.runfile import Header
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit

@@ -151,15 +151,17 @@ class Sampler:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the header: how each source is measured, and why other sources are not measured."""
+        """Return facts for the header of the run file: how each source is measured, and why a missing source is not
+        measured.
+        """
         measured = {name: dict(source.facts) for name, source in self._sources.items()}
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
         """Read every source for the first time, and remove the sources that cannot be read.
 
-        The connections to the sources are closed again, because the worker processes, which are forked next, would
-        inherit open connections.
+        Afterwards, the connections to the sources are closed. Otherwise the worker processes, which are forked next,
+        would inherit open connections.
         """
         self._read_sources("idle")
         for name, source in list(self._sources.items()):

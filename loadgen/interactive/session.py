@@ -432,14 +432,14 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, base: str) -> Response:
-    """Change a `response` of Locust's web server, and return it.
+    """Adapt a `response` of Locust's web server to loadgen, and return it.
 
-    - loadgen's HTTP headers are set.
+    - Every response gets loadgen's HTTP headers.
     - The main page gets loadgen's section.
-    - In column titles, the word bytes is replaced by tokens, because loadgen reports the number of tokens as the size
-      of a response.
+    - The column title `Average size (bytes)` becomes `Average size (tokens)`, because loadgen reports the number of
+      tokens as the size of a response.
 
-    `base` is the URL path below which Locust's web server runs.
+    `base` is the URL path of the main page.
     """
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)

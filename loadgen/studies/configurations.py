@@ -55,7 +55,8 @@ ENGINES: Mapping[str, EngineKind] = {
 class Configuration:
     """A way to serve a model: the type and the number of GPUs in one replica, and how an engine uses these GPUs.
 
-    If `disaggregated` is True, separate workers compute prompts and decode. The GPUs are then those of one worker.
+    If `disaggregated` is True, separate workers compute prompts (prefill) and generate tokens (decode). The GPUs are
+    then those of one worker instead of a replica.
     """
 
     gpu: str

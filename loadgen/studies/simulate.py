@@ -372,9 +372,9 @@ def run_in_memory(
 
 
 def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None) -> ResolvedModel:
-    """Return the server model with every value set.
+    """Return `server_model` with every value set.
 
-    `draw` selects one bootstrap draw of a twin's constants. Raises PlanError in these cases:
+    If the server model is a twin, `draw` selects one bootstrap draw of its constants. Raises PlanError in these cases:
 
     - The hardware or the model is unknown.
     - The model does not fit into memory.
@@ -1101,10 +1101,10 @@ class VirtualRun:
             job.output_tokens = cancellation.after_tokens
 
     def _end_at(self, job: Job, end_ns: int) -> None:
-        """Schedule the end of a job at `end_ns`: its timeout, or the time at which its client gives up.
+        """Schedule the end of a job at `end_ns`, when its request times out or its client gives up.
 
-        If the job ends earlier, its entry in the heap `_ends` has no effect. The entries of ended jobs are removed when
-        they are most of the heap. Otherwise these jobs and their prompts would stay in memory until the timeout.
+        If the job ends earlier, its entry in the heap `_ends` has no effect. Such entries are removed when the heap
+        consists mostly of them. Otherwise the jobs that ended and their prompts would stay in memory until the timeout.
         """
         if len(self._ends) > MIN_ENDS + MAX_ENDS_PER_JOB * len(self._live):
             self._ends = [entry for entry in self._ends if entry[2] in self._live]

@@ -90,8 +90,9 @@ class _Strict(BaseModel):
 
 
 class _Named(_Strict):
-    """An item of the plan that has a name. In the plan file, a string stands for an item with this name and no other
-    fields.
+    """An item of the plan file that has a name.
+
+    An item may also be written as a string, which is its name. The item then has no other fields.
     """
 
     name: str = Field(pattern=NAME_PATTERN)

@@ -119,9 +119,10 @@ def _times(text: str, factor: float) -> str:
 
 
 def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a `[[traffic]]` table with the arrivals replaced by `text`.
+    """Return a copy of a `[[traffic]]` table in which the arrivals are `text`, for example `poisson:20`.
 
-    If the table has a rate, its `concurrency` is a limit on the requests in flight, and is kept.
+    The copy has no rate and no weight. If the table states a rate or arrivals, its `concurrency` only limits the
+    requests in flight, and is kept. Otherwise `concurrency` is the load of the class, and is removed.
     """
     replaced = ("rate", "arrivals", "weight") if "rate" in table or "arrivals" in table else ("concurrency", "weight")
     return {key: value for key, value in table.items() if key not in replaced} | {"arrivals": text}

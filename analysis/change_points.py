@@ -54,9 +54,9 @@ def find_change_points(values: Floats) -> list[int]:
 
 
 def noise_of(values: Floats) -> float:
-    """Return by how much the values of a series deviate from its level, corrected for correlated neighbours.
+    """Return the noise of a series: how far its values deviate from its level, corrected for correlated neighbours.
 
-    The noise is computed in two steps:
+    The noise is estimated in two steps:
 
     - The standard deviation is estimated from the differences between values that are up to MAX_LAG positions apart.
       The level rarely changes between two values that are so close together, so it hardly affects the estimate.

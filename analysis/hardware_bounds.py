@@ -121,7 +121,7 @@ def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
 
     A ridge is the arithmetic intensity (FLOP/byte) from which compute limits a kernel. A GPU has a different ridge for
     each number format in which a kernel may compute. Kernels with equal ridges share one row. The first row is named
-    `ridge`. The name of a further row contains its first kernel.
+    `ridge`. The name of a further row contains the name of its first kernel.
     """
     by_name: dict[str, list[str]] = {}
     for same in _kernels(bounds, phase):

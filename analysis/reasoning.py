@@ -26,7 +26,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 class Phase(NamedTuple):
     """One phase of the responses, such as reasoning. Each column has one entry per row of the Frame.
 
-    The entry is NaN if the response of the row does not have the phase.
+    An entry is NaN if the response of the row does not have the phase.
     """
 
     tokens: Floats

@@ -158,11 +158,11 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Return `figure` with a corrected confidence interval, and with `thin` set for a percentile of too few samples.
+    """Return `figure` with a corrected confidence interval. A percentile of too few samples is also marked as `thin`.
 
     `name` is the name of the figure, such as `ttft.p99`. `summaries` are the summaries of its runs.
 
-    - A percentile gets `thin` if at least one run has too few samples for it.
+    - A percentile is marked as `thin` if at least one run has too few samples for it.
     - No figure is negative, so the interval is cut off at 0.
     - A share is at most 1, so its interval is also cut off at 1.
     - The interval of a share of requests is widened first. It then contains the exact binomial interval over the

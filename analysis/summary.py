@@ -109,9 +109,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
 class RemovedFigures(msgspec.Struct, kw_only=True):
     """Figures of one worker's requests that ended in one time window, and whose Records were removed during the run.
 
-    Workers write their Records to files, some of which are removed during a long run. The time that a removed file
+    Workers write their Records to files. In a long run, some of these files are removed. The time that a removed file
     covers is divided into windows of at least a minute, or is one window if it is shorter. Each worker has separate
-    files, so the windows of different workers overlap.
+    files, so the windows of different workers may overlap.
 
     Latencies are those of complete requests. A latency is None if no request of the window has this latency.
     """

@@ -51,10 +51,10 @@ def parse_expressions(
     confidence: float | None = None,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """Parse the options --assert (`assertions`) and --goodput (`goodput`). Return objectives and bounds for requests.
+    """Return the objectives in `assertions` (--assert), and the bounds for requests in `goodput` (--goodput).
 
-    An objective such as `ttft.p99 < 1s` applies to the whole run, and a bound applies to each request. Raises PlanError
-    in these cases:
+    An objective such as `ttft.p99 < 1s` applies to the whole run. A bound such as `ttft < 500ms` applies to each
+    request. Raises PlanError in these cases:
 
     - An expression is invalid.
     - The folder of the file `junit` does not exist.

@@ -100,7 +100,8 @@ def choose_endpoint(
     timeout_s: float,
     access: Access = NO_AUTH,
 ) -> Dialect:
-    """Return the first of `dialects` whose requests the server accepts, without the fields that the server refuses.
+    """Return the first of `dialects` whose requests the server accepts. It leaves out the fields that the server
+    refuses.
 
     A dialect is the request and response format of an endpoint. `request` is a request for one token. `say` is called
     with a line for each result that the user should know, such as a refused field.

@@ -138,8 +138,8 @@ class Peer:
     def obey(self, series: Callable[[str], None] | None = None) -> None:
         """Carry out the orders that the loadgen command sends, until the command closes its socket.
 
-        `series` is called with the name of a worker machine when the command orders clock exchanges with it. Only the
-        master passes this function.
+        The function `series` runs a series of clock exchanges with a worker machine, whose name is its argument. Only
+        the master passes this function.
         """
         while True:
             try:

@@ -97,8 +97,8 @@ class BackOff:
         Return how long each of these clients has waited, in ns. The list is empty if the pause is not over, or if no
         client waits.
 
-        The method also halves the pause. It lets only the client send that has waited longest. If the halved pause is
-        shorter than MIN_PAUSE_NS, it lets all waiting clients send.
+        The method halves the pause, and lets one client send: the client that has waited longest. If the halved pause
+        is shorter than MIN_PAUSE_NS, the method lets all waiting clients send.
         """
         if not self._waiting_since or now_ns < self.next_try_ns:
             return []

@@ -1,7 +1,8 @@
-"""Computes how many prompt tokens the server found in its prefix cache.
+"""Computes how many prompt tokens of a run the server already had in its prefix cache.
 
-A server with a prefix cache computes a prompt, or the beginning of a prompt, only once. If a run sends prompts that the
-server has seen before, such as those of an earlier run with the same seed, TTFT and throughput are much too good.
+With a prefix cache, a server does not compute the beginning of a prompt again if an earlier prompt began alike. If a
+run sends prompts that the server already knows, its TTFT and throughput look much better than they are for new prompts.
+This happens, for example, when a run has the same seed as an earlier run.
 """
 
 from __future__ import annotations

@@ -204,10 +204,10 @@ def _shares(good: Booleans, windows: Integers, count: int) -> Floats:
 
 
 def _windows_after(series: WindowSeries, started: Sequence[CommandRecord], index: int) -> range:
-    """Return the range of time windows in which the effect of the command number `index` is judged.
+    """Return the indices of the time windows that show the effect of the command `started[index]`.
 
-    The range begins with the window in which the command started. It ends before the window in which the next command
-    started, or at the end of the series.
+    The first of them is the window in which the command started. The last one is the window before the next command
+    started, or the last window of the series.
     """
     count = len(series.values)
     last = min(count, _window_of(series, started[index + 1])) if index + 1 < len(started) else count
@@ -223,11 +223,15 @@ def _window_of(series: WindowSeries, record: CommandRecord) -> int:
 
 
 def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[RecoveredFigure | None]:
-    """Return how one figure recovered after each command in `started`, as one element per command.
+    """Return how the values of `figure` recovered after each command in `started`: one element per command.
 
-    An element is None if the recovery cannot be judged. The figure has recovered when its values are normal again. All
-    values before the first command are normal. If the figure recovers from a command, its values from then on until the
-    next command are normal too. A time window in which the figure has no value is ignored.
+    An element is None if the recovery cannot be judged. A figure has recovered when its values are normal again. Two
+    groups of values count as normal:
+
+    - All values before the first command.
+    - After a recovery: all values from the recovery until the next command.
+
+    Time windows in which the figure has no value are ignored.
     """
     values = figure.series.values
     known = ~np.isnan(values)

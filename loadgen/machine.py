@@ -91,9 +91,9 @@ def check_ports(concurrency: int, addresses: int) -> None:
 class CalibrationPoint(msgspec.Struct, frozen=True):
     """The load of one burst of `loadgen calibrate`: `n` streams that start together.
 
-    Each stream has `output_tokens` tokens. A simulated server of the type `server` sends one token every `itl_s`
-    seconds, in a separate event. `workers` is the number of worker processes of the client, and `stamps` is its
-    timestamp source.
+    Each stream has `output_tokens` tokens. They come from a simulated server, which sends one token every `itl_s`
+    seconds, each in a separate event. `server` is the simulated backend, such as `vllm`. The client has `workers`
+    worker processes, and takes its timestamps from the source `stamps`.
     """
 
     server: str

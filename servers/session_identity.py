@@ -138,9 +138,11 @@ class SessionIdentity:
 
 
 def _router(text: str) -> RouterHeaders:
-    """Return the headers for a value of `--session-header`: the name of a router or of a header.
+    """Return the headers for `text`, a value of `--session-header`.
 
-    A suffix such as `=own` states which value sub-agents send (SUB_AGENT_VALUES).
+    The value is the name of a router, such as `dynamo`, or of a header, such as `X-Session-ID`. An optional suffix says
+    which value the requests of sub-agents have in this header: `=own`, `=parent` or `=parent-only` (see
+    SUB_AGENT_VALUES).
     """
     name, equals, value = text.partition("=")
     known = ROUTERS.get(name)

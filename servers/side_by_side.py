@@ -21,11 +21,14 @@ Result = TypeVar("Result")
 
 
 def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Sequence[Item]) -> list[Result]:
-    """Process each item with any one of the functions, in parallel. Return the results in the order of the items.
+    """Process `items` in parallel, and return the results in the order of the items.
 
-    Each function runs in a separate thread, and usually has a separate connection to a server. Some servers and
-    gateways refuse several requests at the same time. If a function raises ServerError, the threads therefore end. The
-    first function then processes all items without a result, one after the other. An error in this phase is raised.
+    Each of the `functions` runs in a separate thread, and usually has a separate connection to a server. A thread takes
+    the next item as soon as it has finished the one before, so any function may process any item.
+
+    Some servers and gateways refuse several requests at the same time. If a function raises ServerError, no thread
+    takes another item. The first function then processes the remaining items one after the other. These are all items
+    that have no result yet. If it raises an error, this error is raised.
     """
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))

@@ -178,14 +178,15 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the usable candidate words with their costs: the number of tokens that each word adds to a text.
+    """Return the usable words among `candidates`, and for each the number of tokens that it adds to a text (its cost).
 
-    Each candidate is counted as the second word of a text of two words. A word is usable if its cost is from 1 to
+    Each candidate is measured as the second word of a text of two words. A word is usable if its cost is from 1 to
     COST_LIMIT tokens. If more than WORDS_LIMIT words are usable, only the cheapest ones are returned. The result also
-    states whether token counts are additive (see the module's docstring).
+    states whether token counts are additive, so that the cost of a text is the sum over its words.
 
     - `count` counts the tokens of texts.
-    - `alone` maps words to the token counts of texts that consist of this word. It must contain the first candidate.
+    - `alone` maps a word to the token count of the text that consists of this word alone. It must contain the first
+      candidate, which is the first word of all measured texts.
     - `openings` is the number of words that are also counted at the start of a text.
     """
     first = candidates[0]
@@ -503,11 +504,13 @@ class TextWriter(msgspec.Struct, frozen=True):
             self.spans[span, True] = text.split()
 
     def _draft(self, spec: TextSpec) -> PromptDraft:
-        """Return a draft of the text that `spec` describes.
+        """Return a draft of the text that `spec` describes. It has up to three parts, in this order:
 
-        A draft has up to three parts: the words of shared spans, with which other texts also begin, words that encode
-        the number of the text, and random words. If too few tokens are left after the shared spans, some or all words
-        of the number are omitted.
+        - The words of the shared spans. Other texts begin with the same spans.
+        - Words that encode a number, so that texts differ.
+        - Random words.
+
+        If the shared spans leave too few tokens, the second part is shortened or omitted.
         """
         random = prompt_random(self.seed, spec.number)
         shared: list[str] = []
@@ -616,15 +619,15 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Choose the words with which texts of `tokens` tokens encode a number, so that all texts of a run begin
-    differently.
+    """Choose the words that number the texts of `tokens` tokens, so that all texts of a run begin differently.
 
-    Each text of the run has a number. The first words of the text are the digits of this number, like the wheels of a
-    mechanical counter (see `counter_digits`). The run has `n` texts, and `group_size` of them have `tokens` tokens. The
-    result has three values:
+    Each text has a number, and its first words are the digits of this number. A wheel is a list of words that can stand
+    for one digit (see `counter_digits`). The run has `n` texts, and `group_size` of them have `tokens` tokens.
 
-    - The wheels: one list of words per digit. All words of a list have equally many tokens. The first list contains
-      words that can start a prompt. The later lists contain the words with the fewest tokens.
+    The result has three values:
+
+    - The wheels, one per digit. All words of a wheel have the same number of tokens. The words of the first wheel can
+      start a prompt. The other wheels contain the words with the fewest tokens.
     - The number of tokens that remain for random words after the digits.
     - True if a text of this length is too short for `n` different numbers. The texts of this length must then be
       numbered separately, from 0 to `group_size` - 1.

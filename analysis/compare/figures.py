@@ -290,25 +290,31 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """The uncertainty of `log(B / A)` by its causes. A and B are the values of one figure in two single runs."""
+    """Three causes of the uncertainty of a ratio B / A, where A and B are the values of one figure in two single runs.
+
+    Each field is an error of the logarithm of this ratio.
+    """
 
     sampling: float
-    """Standard error from the sample of requests and from timestamps."""
+    """Standard error because a run contains only a sample of all possible requests, and because timestamps are inexact.
+    """
     server: float
-    """Standard error from chance in the server's steps. NaN or infinite if the runs are too short for an estimate."""
+    """Standard error because the server's steps vary at random. NaN or infinite if the runs are too short to show it.
+    """
     bound: float
-    """Maximum plausible variation between runs."""
+    """Largest difference that the variation between two runs of one server can plausibly explain."""
 
 
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
-    """Return the row that compares a figure of two single runs. `values` are the values of A and B.
+    """Return the row of the comparison for a figure whose ratio B / A is tested. A and B are single runs.
 
-    `errors` contains the uncertainty of `log(B / A)`, and `count` is the number of requests. The standard error is
-    `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of `errors`.
+    `values` are the values of the figure in A and B, and `count` is the number of requests. `errors` contains the
+    uncertainty of `log(B / A)`. Two of its fields give the standard error of the row: `max(sqrt(sampling**2 +
+    server**2), MIN_RUN_VARIATION)`.
 
-    If the runs are too short for an estimate of `server`, this field is NaN or infinite, and the standard error is
-    infinite. The confidence interval is finite even then. Its width is computed from two fields of `errors`:
-    `sampling`, and `bound`, which is the maximum plausible variation between runs.
+    If the runs are too short for an estimate of `server`, this field is NaN or infinite. The standard error of the row
+    is then infinite, but the confidence interval is still finite. Its width follows from `sampling` and from `bound`,
+    which is the maximum plausible variation between runs.
     """
     a, b = values
     effect = math.log(b / a)

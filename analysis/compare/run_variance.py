@@ -114,14 +114,14 @@ def run_name(run: Run) -> str:
 
 
 class Samples(NamedTuple):
-    """The samples of one latency of a run. Neighbouring samples form groups."""
+    """The samples of one latency of a run, divided into groups of neighbouring samples."""
 
     values: Floats
     offsets: Integers
     """Boundaries of the groups. Group i has the samples `values[offsets[i]:offsets[i + 1]]`."""
     strata: bool
-    """True if the groups are strata: the differences within a group are chance (bursts). False if the groups are
-    batches: the differences between groups are chance (other loads)."""
+    """True if the groups are strata, as in a burst: the differences between samples of one group are due to chance.
+    False if the groups are batches, as for other loads: the differences between groups are due to chance."""
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:

@@ -417,11 +417,13 @@ def _audio_sentence(summary: Summary) -> str:
 
 
 def _different_prompts(summary: Summary) -> str:
-    """Return a text that says how many prompts differ in length from the requested lengths.
+    """Return a text on prompts with a wrong length, such as `3 of 100 prompt lengths not as requested`.
 
-    The requested lengths may be estimates. In this case, if all sent requests are complete, the text also states the
-    total number of prompt tokens, as reported by the server and as requested. If the server truncated inputs, the text
-    is about the truncated inputs instead.
+    If loadgen could not make prompt lengths exact, the text compares with the estimated lengths instead. When all sent
+    requests are complete, it then also states the total number of prompt tokens: the number reported by the server, and
+    the requested number.
+
+    If the server truncated inputs, the text is only about these inputs.
     """
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if tokens.truncated:
@@ -1385,7 +1387,10 @@ def _warnings(summary: Summary) -> list[Finding]:
 
 
 def _removed_text(removed: RemovedPart) -> str:
-    """Return a text on the requests whose records were removed (--keep-records)."""
+    """Return a text on requests whose Records were removed during the run, as --keep-records requires.
+
+    The text states the number of these requests, and where figures of them remain.
+    """
     text = f"{pluralise(removed.requests, 'request')} ({removed.complete:,} complete) that ended in the first"
     text += f" {duration(removed.until_s)} are in no figure, because --keep-records removed their records. Figures of"
     return f"{text} {pluralise(len(removed.windows), 'time window')} remain in summary.json (removed)."

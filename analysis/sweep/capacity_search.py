@@ -163,10 +163,10 @@ class Search:
         return Capacity("found" if precise else "open", middle, low, high)
 
     def next_load(self, runs: Sequence[LoadObservation], start: float) -> float | None:
-        """Return the load of the next run, or None if the search has ended.
+        """Return the load of the next run, or None if the search has ended. `runs` are the runs so far.
 
-        `start` is the load of the first run. If the capacity was predicted, or a pilot measured the full throughput,
-        `start` is not used.
+        `start` is the load of the first run. It is ignored if the search knows a better start: a predicted capacity, or
+        the full throughput that a pilot has measured.
         """
         if runs and self.capacity(runs).state != "open":
             return None

@@ -260,7 +260,11 @@ def run_simulation(
 def _simulate(
     plan: Plan, model_of_server: ServerModel, folder: Path, command: list[str], output: Output, *, drawn: bool
 ) -> None:
-    """Simulate one plan and write its run file. Pass the results to `output`."""
+    """Simulate a run of `plan` with the server `model_of_server`, and write its run file to `folder`.
+
+    The content of the run is also passed to `output`, which writes the results. `command` is the command line to store
+    in the run file. `drawn` is True if the results will include an HTML page.
+    """
     from loadgen.analysis.frame import FrameBuilder
     from loadgen.analysis.steady_window import with_window
     from loadgen.cli.twin import predict

@@ -319,9 +319,9 @@ def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) ->
 
 
 def _two_words_per_line(name: str) -> str:
-    """Return the name of a combination of techniques with a line break after every second technique.
+    """Return `name` with a line break after every second technique, so that it fits into the narrow margin of a chart.
 
-    The label must fit into the narrow margin of a chart.
+    `name` is a combination of techniques, joined with `+`. For example, `a+b+c` becomes `a+b+<br>c`.
     """
     words = name.split("+")
     return "+<br>".join("+".join(words[index : index + 2]) for index in range(0, len(words), 2))

@@ -196,7 +196,10 @@ class Stop(Message, frozen=True):
 
 
 class PieceAck(Message, frozen=True):
-    """Acknowledges a piece: the master has written the part file of worker process `worker` up to byte `offset`."""
+    """Tells a worker machine that the master has written a piece of a part file.
+
+    The master's copy of the part file of worker process `worker` is complete up to byte `offset`.
+    """
 
     worker: int
     offset: int

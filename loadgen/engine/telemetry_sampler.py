@@ -1,16 +1,17 @@
 """Reads the server's metrics, the GPUs and the host's memory during a run.
 
-Each reading belongs to one phase of the run (the field `moment`):
+Each reading belongs to one phase of the run. The field `moment` names the phase:
 
-    idle     before the workers connect, and so before the first warm-up request.
-    start    when every connection is open and warm-up is over.
-    run      every `every_s` seconds from the start of the run, one thread per source; never while a burst is sent.
-    end      as soon as the last request has ended.
-    after    a little later, when the server's counters no longer change.
+    idle     Before the workers connect, and so before the first warm-up request.
+    start    When every connection is open and warm-up is over.
+    run      Every `every_s` seconds from the start of the run. Each source has its own thread. No reading begins while
+             a burst is sent.
+    end      As soon as the last request has ended.
+    after    A little later, when the server's counters no longer change.
 
 The sampler runs in the coordinator's process, or in a separate process for `loadgen ui`. No token passes through this
-process, so the sampler does not disturb the measurement. The sampler takes 0.7% of a core: 7 ms of CPU time per second,
-measured with vLLM's metrics page of 55 kB, one GPU and one process.
+process, so the sampler does not disturb the measurement. It takes 0.7% of a core, which is 7 ms of CPU time per second.
+This was measured with a metrics page of vLLM (55 kB), one GPU and one process.
 """
 
 from __future__ import annotations
@@ -82,15 +83,16 @@ class Bursts(msgspec.Struct, frozen=True):
     """Maps the offset of each burst in ns to the number of requests that are due up to and including this burst."""
 
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
-        """Return how long a reading must wait, and the time limit of the reading, both in seconds.
+        """Return how long a telemetry reading must wait, and the time limit of the reading, both in seconds.
 
-        No reading may begin while a burst is sent. This time begins shortly before the burst is due. It ends when the
-        numbers of sent, dropped and failed requests in `counts` add up to the number of requests that are due up to and
-        including the burst. It ends at the latest HOLD_NS after the due time of the burst. During this time, the time
-        limit is 0, and the caller must ask again after the wait.
+        `now_ns` is the current time in ns since the start of the run. There are two cases:
 
-        At any other time, the wait is 0. The time limit is then so short that the reading ends before the next burst.
-        `now_ns` is the current time in ns since the start of the run.
+        - A burst is being sent, or is due within GUARD_NS. The reading must wait, and its time limit is 0. After the
+          wait, the caller must call this method again.
+        - Otherwise the wait is 0. The time limit is LIMIT_S, or less if the next burst is due earlier.
+
+        A burst counts as sent when enough requests in `counts` were sent, dropped or failed: as many as are due up to
+        and including the burst. HOLD_NS after its due time, a burst counts as sent in any case.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -368,19 +370,21 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 class SamplerProcess:
     """Runs a Sampler of telemetry in a separate process, for runs of `loadgen ui`.
 
-    `loadgen ui` runs in Locust's process, where gevent has replaced threads with greenlets. Telemetry readings in this
-    process would delay the reads of responses. Create this object early, because the sampler process takes a while to
-    start.
+    `loadgen ui` runs in Locust's process, where gevent has replaced threads with greenlets. In this process, a
+    telemetry reading would delay the reads of responses. Create the object early, because the sampler process takes a
+    while to start.
 
     The sampler process reads messages from its standard input, until the input ends. A message is one line with a JSON
-    object, and the process answers each message with a JSON object. It also sends one answer when it has started:
+    object. The process answers each message with a JSON object, too. When it has started, it sends a first answer
+    without a message:
 
-                                    the process has started                  -> {}
-            {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
-            {"start_ns", "folder"}  begin the regular readings               -> {}
-            {"patient"}             read every source for the last time      -> {"files"}
+        message                 action of the process                    answer
+        (none)                  start                                    {}
+        {"plan", "server"}      read every source for the first time     {"facts"}, or {"error", "hint"}
+        {"start_ns", "folder"}  begin the regular readings               {}
+        {"patient"}             read every source for the last time      {"files"}
 
-    The field `patient` is the argument of the method `end`.
+    The field `patient` has the value that was passed to the method `end`.
     """
 
     def __init__(self) -> None:

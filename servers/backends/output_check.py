@@ -66,7 +66,10 @@ class OutputVerdict(NamedTuple):
 
 
 def expected_output(body: bytes) -> ExpectedOutput | None:
-    """Return what the body of a request expects of its response, or None if it has no tools and no schema."""
+    """Return the JSON schemas that the response to a request must match.
+
+    `body` is the body of the request. The result is None if the body states no tools and no schema.
+    """
     if not any(field in body for field in _SCHEMA_FIELDS):
         return None
     try:

@@ -114,13 +114,19 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Count the events directly after the event with the index `first` that differ from it only in text and running
-    totals.
+    """Return how many of the events directly after `payloads[first]` repeat this event.
 
-    The event at `first` must stand for one token. The count ends at the first event that differs in anything else,
-    whose text is empty, or whose running total of tokens is not one more than in the event before it. `total` is the
-    running total in the event at `first`, or None if the events have no running totals. The result may be too small,
-    but is never too large.
+    An event is a repeat if it differs from `payloads[first]` only in its text and in its running totals of tokens. The
+    event `payloads[first]` must stand for one token. `total` is its running total, or None if the events have no
+    running totals.
+
+    The count ends at the first event that meets one of these conditions:
+
+    - It differs from `payloads[first]` in anything else.
+    - Its text is empty.
+    - Its running total is not one more than that of the event before it.
+
+    The result may be too small, but is never too large.
     """
     payload = payloads[first]
     following = payloads[first + 1 :]

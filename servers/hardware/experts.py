@@ -195,9 +195,11 @@ def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequen
 
 
 def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
-    """Return the part of `sequences` that the busiest attention group of a pipeline stage processes at a time.
+    """Return the share of `sequences` that the busiest attention group of a pipeline stage computes at a time.
 
-    A single prompt is not divided: one attention group computes the prompt, and the other groups wait.
+    A pipeline stage computes one micro-batch at a time. The sequences of the micro-batch are divided equally among the
+    attention groups. However, a single prompt is not divided. If there are fewer prompts than groups, the busiest group
+    computes one whole prompt.
     """
     batch = _micro_batch(deployment, sequences)
     share = 1 / deployment.attention_data

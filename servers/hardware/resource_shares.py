@@ -63,9 +63,9 @@ def divide_time(time_of: TimeOf, gpu: Gpu) -> DividedTime:
 
 
 def with_fast_resources(gpu: Gpu, names: Collection[str]) -> Gpu:
-    """Return a copy of a GPU on which the named resources take no time.
+    """Return a copy of `gpu` on which the resources in `names` are so fast that they take no time.
 
-    The resource `compute` includes the caches on the chip.
+    The resources are `compute`, `memory` and `network`. `compute` includes the caches on the chip and the power limit.
     """
     if "compute" in names:
         peaks = {name: rate * FASTER for name, rate in gpu.peaks.items()}

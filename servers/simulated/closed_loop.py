@@ -68,15 +68,16 @@ def _step_time(deployment: Deployment) -> StepTime:
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    The method depends on the deployment:
+    There are two methods:
 
-    - If `is_replayed` is true, the requests of the closed loop are simulated. TTFT, TPOT and output tokens per second
-      come from this simulation, and all other results come from `formula_times`. If `load` contains several numbers of
-      requests in flight, each number is simulated separately.
-    - Otherwise, all results come from `formula_times`.
+    - Simulation, if `is_replayed` returns True for the deployment. Every request of the closed loop is simulated. TTFT,
+      TPOT and output tokens per second come from this simulation, and all other values come from `formula_times`.
+    - Formula, for all other deployments. All values come from `formula_times`.
+
+    `load` may contain several numbers of requests in flight. Each of them is then simulated separately.
 
     `memory_fraction` is the share of the GPU memory that weights and KV cache may use. Raises HardwareError for an
-    option that cannot be modelled, such as chunked prefill for some deployments.
+    option that the method cannot model, such as chunked prefill with the formula.
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):

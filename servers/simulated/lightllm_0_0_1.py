@@ -201,7 +201,12 @@ def _token_details(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return the non-streamed response. It has no content type, and its JSON has spaces as `json.dumps` writes them."""
+    """Return the response to a request without streaming.
+
+    Like a response of LightLLM 0.0.1, the response has no content type. Its JSON contains spaces, because `json.dumps`
+    adds them. `mark` is the field that identifies a simulated server. `details` is True if the response must list its
+    tokens.
+    """
     response: dict[str, Any] = {
         "generated_text": [completion.text],
         "count_output_tokens": completion.output_tokens,

@@ -577,13 +577,13 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Set the time from which the token times of `job` are counted: the time at which its request arrived.
+        """Set `job.arrived_ns`, from which the token times count, to the time when the request arrived.
 
-        The kernel's timestamp states this time. There are two exceptions:
+        Normally this is the kernel's timestamp of the request. If no such timestamp is available before the first token
+        is due, it is the time when this process read the request.
 
-        - The timestamp may not be available before the first token is due. The token times are then counted from the
-          time at which this process read the request.
-        - The request may have had to wait for its admission. The token times are then counted from the admission.
+        `job.arrived_ns` is left unchanged if it is later than this read, because the request had to wait for its
+        admission or its response began slowly. The log line gets the arrival time in any case.
         """
         line = self._line
         stamps = self._server.stamps

@@ -1,9 +1,15 @@
 """Checks the receive timestamps of each response in every run.
 
-A ring timestamp is the kernel's timestamp of a packet, from the packet ring. A socket timestamp is the kernel's
-timestamp of a read from the socket. The ring timestamp and the socket timestamp of a read must agree, and no timestamp
-may be earlier than the request. A response that fails a check gets the timestamps of the next best source
-(`TimestampSource.fallback`). The run reports the number of such responses.
+Two timestamps may be available for a read from the socket. Both come from the kernel:
+
+- The ring timestamp: the time when the packet with these bytes arrived, from the packet ring.
+- The socket timestamp: the time that the socket delivers together with the bytes.
+
+A response passes the check if two conditions hold. Its ring timestamps agree with its socket timestamps, and none of
+its timestamps is earlier than its request.
+
+A response that fails gets its timestamps from the next best source instead (`TimestampSource.fallback`). The run
+reports the number of such responses.
 """
 
 from __future__ import annotations

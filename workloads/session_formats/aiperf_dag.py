@@ -1,15 +1,21 @@
-"""Reads AIPerf's `dag_jsonl` files: one conversation per line, whose turns start other conversations of the file.
+"""Reads AIPerf's `dag_jsonl` files. Each line is a conversation, and a turn can start other conversations of the file.
 
 The format is documented in ai-dynamo/aiperf, docs/benchmark-modes/dag.md:
 
     {"session_id": "root", "turns": [{"messages": [...], "max_tokens": 128, "spawns": ["search"]}, {"messages": [...]}]}
     {"session_id": "search", "turns": [{"messages": [...], "delay": 250}]}
 
-Turns of a conversation follow one another, `delay` ms after the end of the previous turn. A turn starts other
-conversations when it ends. A conversation in `forks` inherits the history of the turn. A conversation in `spawns`
-begins with an empty history, and the next turn (or the turn `join_at`) waits for its end. A conversation in
-`pre_session_spawns` starts together with the first turn. A conversation that no other conversation starts is a session.
-A file with an orchestrator (`orchestrator`), which sends no requests itself, is refused.
+A turn is sent when the previous turn of its conversation has ended, and `delay` ms have passed. A conversation that no
+other conversation starts is a session.
+
+A conversation can start others in three ways:
+
+- `forks` of a turn: these conversations start when the turn ends, and inherit its history.
+- `spawns` of a turn: these conversations start when the turn ends, with an empty history. The next turn waits until
+  they have ended. With `join_at`, a later turn waits instead.
+- `pre_session_spawns` of a conversation: these conversations start together with its first turn.
+
+A file with an orchestrator (`orchestrator`) is refused, because an orchestrator sends no requests itself.
 """
 
 from __future__ import annotations

@@ -82,7 +82,11 @@ SUB_AGENT = msgspec.json.Decoder(SubAgentRow)
 
 
 def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
-    """Yield one session per conversation. All sessions start at 0. Raises WorkloadError for an invalid conversation."""
+    """Yield one session for each conversation in the file at `path`.
+
+    The file does not say when conversations started, so all sessions start at 0. Raises WorkloadError for an invalid
+    conversation.
+    """
     names: set[str] = set()
     for number, (line, trace) in enumerate(rows(path, TraceRow)):
         if trace.id in names:

@@ -89,7 +89,7 @@ def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
 
 
 def _ones(count: int) -> bytes:
-    """Return the JSON text of a list of `count` ones, as loadgen writes it."""
+    """Return the JSON text of a list with `count` ones, for example `[1,1,1]`. loadgen writes lists without spaces."""
     return b"[" + (b"1," * count)[:-1] + b"]"
 
 

@@ -19,7 +19,11 @@ ROLES_SHOWN = 8
 
 
 class GraphColumns(msgspec.Struct, frozen=True):
-    """Columns for the requests of sessions that are graphs, and for the edges between these requests."""
+    """Columns about sessions that are graphs: their requests, and the edges between these requests.
+
+    An edge leads from a parent to a request of the same session that waits for this parent. The fields `edge_...` have
+    one entry per edge. All other fields except `roles` have one entry per request.
+    """
 
     roles: tuple[str, ...]
     row: NDArray[np.int64]
@@ -31,9 +35,9 @@ class GraphColumns(msgspec.Struct, frozen=True):
     edge_row: NDArray[np.int64]
     """For each edge: index of the row of the request that waits."""
     edge_parent: NDArray[np.int64]
-    """For each edge: id of the request for which the other one waits."""
+    """For each edge: id of the parent, for which this request waits."""
     edge_start: NDArray[np.int64]
-    """For each edge: 1 if it waits for the start of the parent, 0 if for the end."""
+    """For each edge: 1 if the request waits for the start of the parent, 0 if it waits for the end."""
     edge_delay_ns: NDArray[np.int64]
 
 

@@ -230,10 +230,12 @@ def _table(bounds: Labelled, phase: str, size: str) -> Any:
 
 
 def _grid_data(bounds: Labelled, phase: str) -> dict[str, Any]:
-    """Return the data of the grid of kernels and GPUs, both for its chart and for its table.
+    """Return the data of the grid for `phase`, which has one row per kernel and one column per GPU.
 
-    The entry `rows` is for the chart. It contains one series of bars per kernel, with one bar (a cell of the grid) per
-    GPU. Every other entry is a column of the table, which has one row per cell.
+    The report shows the grid as a chart and as a table:
+
+    - The entry `rows` is for the chart. It contains the bars of each kernel, one bar per GPU.
+    - Every other entry is one column of the table. The table has one line for each pair of a kernel and a GPU.
     """
     kernels = _kernels(bounds, phase)
     rows = [

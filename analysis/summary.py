@@ -434,9 +434,9 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
 
     @property
     def covers(self) -> bool:
-        """True if the latencies represent the load, because few of the requests in flight are incomplete.
+        """True if the latencies represent the load, because enough of the requests in flight are complete.
 
-        Incomplete requests have no latency. They may be at most the share INCOMPLETE_MAX of the requests in flight.
+        Incomplete requests have no latency. Their share of the requests in flight may be at most INCOMPLETE_MAX.
         """
         return self.incomplete <= INCOMPLETE_MAX * self.in_flight
 

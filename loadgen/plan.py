@@ -94,7 +94,11 @@ def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
 
 
 def _default_seed(_settings: Mapping[str, Any]) -> int:
-    """Return the default of `seed`. `loadgen.engine.resolve_server.with_seed` replaces it if the server is real."""
+    """Return the default of the plan's field `seed`, which is the same number for every plan.
+
+    If the server turns out to be real, `loadgen.engine.resolve_server.with_seed` later replaces this default by a
+    random seed.
+    """
     return FIXED_SEED
 
 

@@ -322,7 +322,7 @@ def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model, the headers and the expected text that a line of a file states, as fields of a Sample.
 
     `item` is the parsed line. A field that the line does not state is empty in the result. Raises TypeError for a value
-    of a wrong type.
+    of a wrong type, and WorkloadError for a header or a text that cannot be sent.
     """
     model = item.get("model")
     headers = item.get("headers", {})

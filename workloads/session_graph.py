@@ -192,10 +192,9 @@ class SessionGraph(msgspec.Struct, frozen=True):
                 self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
-        """Return the request of the node `index` without its prompt, because it will never be sent.
+        """Return the request of the node `index` without a prompt. Use it for a request that will never be sent.
 
-        The run needs this request to record that it was not sent, for example after an earlier request of the session
-        failed.
+        The run still records such a request, for example when an earlier request of the session has failed.
         """
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)

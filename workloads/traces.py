@@ -327,10 +327,10 @@ _ZONE_LENGTH = len("+00:00")
 
 @lru_cache
 def _whole_date(text: str) -> int:
-    """Convert a date and time to ns since 1970, as `parse_date` does, and cache the result.
+    """Convert the date and time `text` to ns since 1970. Results are cached.
 
-    `parse_date` usually removes the fraction of a second before it calls this function. Many rows of a trace then have
-    the same text, so the cache avoids most conversions.
+    `parse_date` usually removes the fraction of the second before it calls this function. Many rows of a trace then
+    have the same text, and the cache avoids most conversions.
     """
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6

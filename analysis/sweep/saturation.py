@@ -46,10 +46,12 @@ def growth_per_doubling(before: PilotLevel, level: PilotLevel) -> float:
 
 
 def is_saturated(levels: Sequence[PilotLevel]) -> bool:
-    """Return True if the pilot can end.
+    """Return True if the pilot can end after `levels`. It ends in three cases:
 
-    It ends when a higher concurrency would hardly raise the throughput, and at MAX_PILOT_CONCURRENCY. It also ends if
-    the throughput grows only a little and the next level would take longer than MAX_LEVEL_S.
+    - The last level has the maximum concurrency, MAX_PILOT_CONCURRENCY.
+    - The last level hardly raised the throughput (SATURATED).
+    - The last level raised the throughput only a little (NEARLY_SATURATED), and the next level would take longer than
+      MAX_LEVEL_S.
     """
     if not levels:
         return False

@@ -250,12 +250,12 @@ class _Dispatch:
 
 
 def describe_call(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[str, str, float, float]:
-    """Return four facts about the call of an operator: its reported name, its shape, its FLOPs and its bytes.
+    """Return four facts about a call of the operator `func`: its name in reports, its shape, its FLOPs and its bytes.
 
-    - The shape is m x n x k for a GEMM, and the largest tensor shape for any other operator.
-    - The FLOPs of an operator that is not a GEMM or attention are one per floating-point value of its result. Views,
-      copies and embeddings have none.
-    - The bytes are those that the call must at least read and write.
+    - Shape: m x n x k for a GEMM. For any other operator, the largest shape among its tensors. Empty for a view.
+    - FLOPs: those of the multiplications and additions for a GEMM, a convolution or an attention kernel. For any other
+      operator, one per floating-point value of its result. Views, copies and embeddings have none.
+    - Bytes: the minimum that the call must read and write.
     """
     name = str(func.overloadpacket.__name__)
     inputs = _tensors([args, kwargs])

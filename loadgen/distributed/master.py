@@ -245,9 +245,10 @@ class Master:
             self._until(lambda: None in self._places or self._all("ready"), deadline, message)
 
     def _all(self, state: Literal["drawn", "ready"]) -> bool:
-        """Return True if every share of the plan has a machine in this state.
+        """Return True if a machine has joined for every share of the plan, and all these machines are in `state`.
 
-        The states are `drawn` (prompts built) and `ready` (connected).
+        The state `drawn` means that a machine has built its prompts, and `ready` means that it is connected to the
+        server.
         """
         return all(machine is not None and getattr(machine, state) for machine in self._places)
 

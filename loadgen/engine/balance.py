@@ -63,9 +63,10 @@ class Dealer:
     """
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
-        """Create the dealer of worker process number `worker` of `workers`.
+        """Create the dealer for a worker process.
 
-        `first_id` is the id of the first request of the worker's class of traffic.
+        `worker` is the number of this worker process, and `workers` is the number of all worker processes. `first_id`
+        is the id of the first request in the class of traffic that this worker process sends.
         """
         self._replicas = replicas
         self._balance = balance

@@ -67,7 +67,7 @@ class SessionProgress:
         return [child for child in children if self.graph.nodes[child].context is None and self.waits(child)]
 
     def waits(self, index: int) -> bool:
-        """Return True if the node still waits for another node."""
+        """Return True if the node `index` still waits for the start or the end of another node."""
         return self._missing[index] > 0
 
     def keeps_answer(self, index: int) -> bool:

@@ -254,11 +254,13 @@ class CapacitySearch:
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
         """Return `configuration` as a candidate of the search, or None if it is excluded.
 
-        A configuration is excluded in these cases:
+        The physical limit is the performance at the rates of the data sheet. A configuration is excluded in these
+        cases:
 
         - The model and the longest request of `facts` do not fit into memory.
-        - Even at its physical limit, the configuration misses an objective. With --exhaustive, this is no reason.
-        - Even at its physical limit, the configuration needs more GPUs than --max-gpus.
+        - The configuration misses an objective even at its physical limit. With --exhaustive, it is not excluded for
+          this reason.
+        - The configuration needs more GPUs than --max-gpus even at its physical limit.
         """
         try:
             deployment = configuration.deployment(self.model, self.space)

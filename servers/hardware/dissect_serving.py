@@ -1,7 +1,9 @@
-"""Divides the speed-up of serving from one GPU to the next into factors.
+"""Explains why one GPU serves a model faster than another GPU: divides the speed-up into factors.
 
-The speed is the number of output tokens per second while the engine runs one step after the other. The time that a
-request spends between its client and the engine does not count.
+Each factor comes from one property in which the two servers differ, such as the memory bandwidth or the engine.
+
+The speed of a server is the number of output tokens that it generates per second. The engine is assumed to compute its
+steps without pauses. The time that requests spend between the client and the engine does not count.
 """
 
 from __future__ import annotations

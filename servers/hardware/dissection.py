@@ -243,10 +243,10 @@ def compute_name(format_name: str) -> str:
 
 
 def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
-    """Return the change that replaces the compute rate of the GPU `old` by that of the GPU `new`.
+    """Return the change that gives a GPU the compute rates of `new` instead of those of `old`.
 
-    `format_name` is the number format of `old`. The texts `before` and `after` of the change show the peak rates of
-    both GPUs in this format.
+    The texts `before` and `after` of the change show the peak rates of `old` and `new` in the number format
+    `format_name`.
     """
     before, after = _peak(old, format_name), _peak(new, format_name)
 
@@ -288,9 +288,10 @@ def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
-    """Return the change that replaces the GPU's links within a machine by those of the GPU `new`.
+    """Return the change that gives a GPU the links of `new` within a machine, instead of those of `old`.
 
-    The result shows the bandwidth of the link over which `gpus` GPUs communicate, as the sum of both directions.
+    The texts `before` and `after` of the change show the bandwidth of the link over which `gpus` GPUs communicate, as
+    the sum of both directions.
     """
 
     def apply(card: Gpu) -> Gpu:

@@ -40,7 +40,10 @@ DEFAULT_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings with which the engine of a closed loop was started. None stands for the engine's default."""
+    """Settings of the scheduler of an inference engine, which the user chooses when the engine starts.
+
+    The defaults of these fields stand for the defaults of the engine.
+    """
 
     running_limit: int | None = None
     """Maximum sequences in one step (vLLM: `--max-num-seqs`, TensorRT-LLM: `--max_batch_size`)."""

@@ -1,7 +1,10 @@
-"""Tells how far predictions of the hardware model were from published measurements.
+"""Tells by how much predictions of the hardware model differ from published measurements.
 
-validation.csv has one row per framework, GPU, kind of model and figure that was compared with measurements.
-`python -m benchmarks.hardware_goals --write` generates the table. A combination without a row is not validated.
+The table validation.csv contains these errors. It has one row for each combination that was compared with measurements.
+A combination consists of the framework, the GPU, the kind of model (`dense` or `mixture of experts`) and the predicted
+figure, such as `TPOT`. The predictions for all other combinations are not validated.
+
+`python -m benchmarks.hardware_goals --write` generates the table.
 """
 
 from __future__ import annotations

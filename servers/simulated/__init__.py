@@ -13,9 +13,10 @@ class SimulatedError(ValueError):
 
 
 class ConfigError(SimulatedError):
-    """The configuration of a simulated server, or a fault that it must produce, is invalid.
+    """Raised for invalid settings of a simulated server, and for an invalid fault.
 
-    The message lists every mistake."""
+    A fault is an error that the server simulates, such as `slow-headers`. The message lists all mistakes.
+    """
 
 
 class StartError(SimulatedError):

@@ -27,11 +27,11 @@ class WorkerPools:
 
 
 class DecodeStepTime:
-    """The durations of the steps of a decode worker, which computes no prompts.
+    """Computes the durations of the steps of a decode worker.
 
-    For the scheduler of the worker, a new job looks as if its prompt had to be computed. In fact, a prefill worker has
-    computed the prompt and sent its KV cache. A new job therefore takes as much time in a step as a job that is already
-    decoding.
+    A decode worker computes no prompts, because a prefill worker has computed them and sent their KV cache. However,
+    the scheduler of the decode worker plans each new job as if its prompt had to be computed. This class therefore
+    counts a new job in a step like a job that is already decoding.
     """
 
     def __init__(self, step_time: StepDurations) -> None:

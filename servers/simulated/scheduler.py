@@ -606,10 +606,10 @@ class Scheduler:
         return hits
 
     def _steps_without_admission(self, limit: int) -> int:
-        """Return the number of steps, up to `limit`, in which the first waiting job certainly cannot be admitted.
+        """Return how many steps the first waiting job certainly has to wait, from 1 to `limit`.
 
-        The steps count from the planned step on. The result is 1 if the job might be admitted directly after the
-        planned step.
+        The first of these steps is the planned step. The result is therefore 1 if the job might be admitted in the step
+        after the planned step.
         """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill

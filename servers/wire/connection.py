@@ -137,10 +137,11 @@ class Connection:
         return not self._tls_is_reusable()
 
     def _tls_is_reusable(self) -> bool:
-        """Return True if the TLS session of an idle connection can carry another request.
+        """Return True if an idle TLS connection can carry another request. It cannot in these cases:
 
-        It can if TLS has not received response data or the end of the session, and if TLS does not have to send a reply
-        first.
+        - TLS has received response data, which would be mistaken for the next response.
+        - The server has ended the TLS session.
+        - TLS must reply to the server before it can send anything else.
         """
         assert self.tls is not None
         try:

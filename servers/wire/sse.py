@@ -233,15 +233,15 @@ class _Block:
 
 
 class _Events:
-    """The events of a response body that have been split off so far."""
+    """The events of a response body, as far as the body has been parsed."""
 
     def __init__(self, *, any_field: bool) -> None:
         self.any_field = any_field
-        """Whether the body has a field of the standard, which makes it an event stream."""
+        """True if the body has a field of the SSE standard, such as `data`. Such a body is an event stream."""
         self._payloads: list[bytes] = []
         self._ends: list[int] = []
         self._in_words: list[int] = []
-        """Indexes of payloads that are errors in plain text, not in JSON."""
+        """Indices of payloads that are errors in plain text, not in JSON."""
 
     def put(self, payload: bytes, end: int) -> None:
         """Add one event with this payload. `end` is the offset just past the event."""
@@ -264,10 +264,11 @@ class _Events:
             self._put_other(b"\n".join(block.other)[:_STRAY_LIMIT_BYTES], end)
 
     def result(self) -> tuple[list[bytes], list[int]]:
-        """Return two lists: the payloads of all events, and the offsets at which the events end.
+        """Return two lists: the payloads of all events, and the offsets in the body at which the events end.
 
-        Both lists are empty if the body is probably plain text and no event stream. This is the case if its only events
-        are lines that could be errors in plain text, and no line has a field of the SSE standard, such as `data`.
+        Both lists are empty if the body is probably plain text and no event stream. Such a body meets two conditions:
+        all its events are lines that look like an error message in plain text, and no line is a field of the SSE
+        standard, such as `data`.
         """
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []

@@ -123,10 +123,10 @@ class TimestampSource:
         return True
 
     def arrived_bytes(self, responses: Collection[Received]) -> list[int]:
-        """Return the number of bytes of each response that are known to have arrived.
+        """Return, for each of `responses`, the number of its bytes that are known to have arrived.
 
-        A source that sees packets also counts bytes that have not been read from the socket yet. Each response must be
-        the latest response on its connection.
+        Some sources see the packets from the server. They also count bytes that have not been read from the socket yet.
+        All other sources only count bytes that have been read. Each response must be the latest one on its connection.
         """
         return [sizes[-1] if sizes else 0 for sizes in map(_SIZES, responses)]
 

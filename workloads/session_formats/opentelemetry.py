@@ -328,7 +328,7 @@ def _covered_ns(tools: list[Span], from_ns: int, until_ns: int) -> int:
 
 
 class _Part(msgspec.Struct):
-    """A part of a message: text, a call of a tool, or its result."""
+    """A part of a message: text, a tool call, or the result of a tool call."""
 
     type: str
     content: str = ""

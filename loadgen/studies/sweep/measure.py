@@ -585,12 +585,14 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 
 
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
-    """Return the coefficient of variation of the work that arrives at the server.
+    """Return by how much the work that arrives at the server varies, as a coefficient of variation.
 
-    The work varies because the requests have different lengths. The variation of the prompt lengths or of the output
-    lengths counts, whichever is larger. If the lengths are not known before the run, for example because prompts come
-    from a file, their coefficient of variation is assumed to be 1. With `random_arrivals`, the variation of Poisson
-    arrivals is added.
+    The work varies for two reasons:
+
+    - Requests have different lengths. The variation of the prompt lengths or that of the output lengths is used,
+      whichever is larger. If the lengths are unknown before the run, the coefficient of variation is assumed to be 1.
+      This is the case, for example, if prompts come from a file.
+    - Requests arrive at random times, if `random_arrivals` is True. The variation of Poisson arrivals is then added.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")

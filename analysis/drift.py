@@ -66,10 +66,9 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
-    """Return the values of a figure in consecutive time windows of the run. The figure is the one that `objective`
-    limits.
+    """Return the values of the figure that `objective` limits, one for each time window of the run.
 
-    If the run is too short, return a text with the reason why a drift cannot be measured.
+    If the run is too short to measure a drift, return a text with the reason instead.
     """
     span_ns = loaded_span_ns(frame)
     is_latency = objective.figure in LATENCIES

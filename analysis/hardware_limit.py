@@ -32,11 +32,11 @@ ALL_MEMORY = 1.0
 
 
 class HardwareLimit(msgspec.Struct, kw_only=True):
-    """The hardware limit for the measured load: the best throughput and latency that the GPUs allow.
+    """The best throughput and latency that the GPUs allow for the measured load.
 
-    The limit assumes that compute, memory and network run at the rates of the data sheet. All rates and times in this
-    object refer to the clock of the run's server, like the measured figures. The clock of a simulated server may run
-    faster than real time.
+    This limit assumes that compute, memory and network run at the rates of the data sheet. Rates and times use the
+    clock of the server, like the measured figures. This clock differs from real time only for a simulated server, whose
+    clock may run faster.
     """
 
     gpu: str

@@ -270,11 +270,13 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError if an objective covers only a part of the requests, or limits a drift.
+    """Raise ObjectiveError for an objective that the command-line option `option` does not support.
 
-    The part may be a class of traffic, a model or a replica. `option` is the command-line option that contains the
-    objectives. This option only accepts objectives on all requests. It accepts no drifts, because its runs are too
-    short to measure a drift.
+    The option supports no objectives of these two types:
+
+    - Objectives on a part of the requests: a class of traffic, a model or a replica. The option judges all requests
+      together.
+    - Objectives that limit a drift. The runs of the option are too short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:

@@ -252,7 +252,7 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 
 
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
-    """Return a sentence if the growth of TTFT shows that a queue is growing, otherwise an empty string.
+    """Return a sentence on the growth of TTFT if a queue is growing in the server, otherwise an empty string.
 
     Requests are due from `begins` to `ends`, in ns. This time is divided into quarters. A queue is growing if two
     conditions hold:
@@ -260,8 +260,9 @@ def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
     - The mean TTFT rises from each quarter to the next, and does not level off in the last quarter.
     - The mean TTFT of the last quarter is more than QUEUE_SHARE times the time from `begins` to `ends`.
 
-    This test finds large overloads. In a large overload, requests stay in flight so long that their number can be
-    tested only in a small part of the run.
+    This function finds large overloads, which a test on the number of requests in flight can miss. Such a test leaves
+    out the beginning of the run, for as long as a request is in flight. In a large overload, requests are in flight for
+    so long that only a small part of the run remains for the test.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]

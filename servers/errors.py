@@ -67,7 +67,7 @@ class UnreachableError(ServerError):
 class ClientLimitError(UnreachableError):
     """This machine cannot open a connection: no free port or file descriptor, no route, or no permission.
 
-    The server is not the cause. The command's exit code tells that this machine was the limit.
+    The server is not the cause, so the exit code of the command differs from that of other ServerErrors.
     """
 
 

@@ -169,8 +169,9 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield the sessions, each at its first turn. The request ids are consecutive over all sessions.
+        """Yield the sessions of the workload, before their first turn.
 
+        The turns of a session have consecutive request ids, and the next session continues with the following id.
         Raises WorkloadError if the file is malformed.
         """
         first_id = 0

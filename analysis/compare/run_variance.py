@@ -307,15 +307,14 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return the error that random changes of the server's speed cause in a duration, such as a latency.
+    """Return the error of a duration, such as a latency, that random changes of the server's speed cause.
 
-    The result is the standard error of the logarithm of the duration.
+    The result is the standard error of the logarithm of the duration. `residence` is the duration as a share of the
+    run.
 
-    - `piece` is the error of the duration of one piece of the run (`piece_error`). A run has PIECES pieces.
-    - `residence` is the duration as a share of the run.
-
-    A duration of `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently. A
-    duration shorter than a piece counts as one piece.
+    For this estimate, the run is divided into PIECES pieces. `piece` is the error of the time that one piece takes (see
+    `piece_error`). A duration that is as long as m pieces has the error `piece / sqrt(m)`, because pieces vary
+    independently. A duration shorter than one piece has the error `piece`.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 

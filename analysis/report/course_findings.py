@@ -44,7 +44,10 @@ def course_findings(summary: Summary) -> list[Finding]:
 
 
 def course_events(summary: Summary) -> list[CourseEvent]:
-    """Return the events of a run in order of time: commands of --at, restarts of the server, and changes of figures."""
+    """Return the events of a run in order of time.
+
+    An event is a command of --at, a restart of the server, or a change in the level of figures, such as a latency.
+    """
     events = [_command_event(command) for command in summary.commands]
     if summary.course:
         events += [_restart_event(restart) for restart in summary.course.restarts]

@@ -160,7 +160,7 @@ def _code(text: str) -> Markup:
 
 
 def _unbroken(text: str) -> str:
-    """Replace the space between a number and a unit of time by a non-breaking space."""
+    """Return `text` with non-breaking spaces between numbers and time units, for example in `3 ms`."""
     return re.sub(r"(?<=\d) (?=(?:s|ms|µs)\b)", "\u00a0", text)
 
 

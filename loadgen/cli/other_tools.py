@@ -72,7 +72,7 @@ class Draft:
         return self.values[option][0] if option in self.values else None
 
     def leave_out(self, option: str, reason: str) -> None:
-        """Note that an option has no equivalent in loadgen, because of `reason`."""
+        """Add a note that `option` is left out of the loadgen command. `reason` says why."""
         self.notes.append(f"{option} is left out: {reason}.")
 
 

@@ -411,7 +411,7 @@ def detail_of(record: Record) -> str:
 
 
 def _reason(record: Record) -> str:
-    """Return the reason of a failure as reports word it, such as `HTTP 500` or `timed out`."""
+    """Return the reason why the request of `record` failed, in the words of reports, such as `HTTP 500`."""
     if record.error_kind == "http_status" and record.http_status is not None:
         return f"HTTP {record.http_status}"
     return INCOMPLETE.get(record.error_kind, record.error_kind)

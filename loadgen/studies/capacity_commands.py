@@ -210,7 +210,7 @@ def _converted_format(option: CapacityOption) -> str | None:
 
 
 def _step_tokens(option: CapacityOption, context: CommandContext) -> int:
-    """Return the maximum tokens per step with which an option was simulated."""
+    """Return the maximum number of tokens per step in the simulation of `option`."""
     return context.space.step_tokens or ENGINES[option.engine].preset().policy.step_tokens
 
 

@@ -71,10 +71,10 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPool:
-    """The replicas, or the prefill or decode workers, that a load needs in operation at the same time. All are
-    identical.
+    """The replicas of one type that a load needs at the same time. A replica can also be a prefill or decode worker.
 
-    Spare replicas, which replace replicas that fail, do not count.
+    All replicas of a pool have the same number of GPUs. Spare replicas, which replace failed replicas, are not
+    included.
     """
 
     replicas: int

@@ -632,8 +632,11 @@ def _read_running_totals(
 def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
     """Return the server's running total of generated tokens after each event that has a choice.
 
-    `with_choice` contains the indices of these events. The function returns an empty list in two cases: an event with
-    text reports no total, or no event has text.
+    - `with_choice` contains the indices of these events.
+    - `usages` contains the running total that each event reports. An event without text may report none.
+    - `tokens` contains the token count of each event, which is 0 for an event without text.
+
+    The result is an empty list if an event with text reports no total, or if no event has text.
     """
     totals: list[int] = []
     total = 0

@@ -1,13 +1,13 @@
 """The SGLang backend, checked with version 0.5.23.
 
-The endpoints are `/v1/completions` (native, accepts token ids), `/v1/chat/completions`, SGLang's `/generate` and
-`/v1/score`. A server for embeddings has `/v1/embeddings`, `/v1/rerank` and `/v1/classify`. Events of `/generate` repeat
-the whole text and all token ids so far, so a response of N tokens has a size in the order of N * N. The default
-endpoint is therefore `/v1/completions`.
-
-An event may contain several tokens, because of the server option `--stream-interval` or because the server's HTTP
-process is busy. A chat stream has no event for a token without text. The tokens of an event are therefore counted by
-the server's running total. Every response ends with `[DONE]`, even a failed one.
+- Endpoints: a server with `--is-embedding` has `/v1/embeddings`, `/v1/rerank`, `/v1/classify` and `/v1/score`. Any
+  other server has `/v1/completions`, `/v1/chat/completions`, SGLang's `/generate` and `/v1/score`.
+- Default endpoint: `/v1/completions`, which accepts token ids. `/generate` accepts them too, but each of its events
+  repeats the whole text and all token ids so far. The size of a response with N tokens then grows with N * N.
+- Tokens: they are counted by the server's running total, not by events. An event may contain several tokens, because of
+  the server option `--stream-interval` or because the server's HTTP process is busy. A chat stream has no event for a
+  token without text.
+- End: every stream ends with `[DONE]`, even a failed one.
 """
 
 from __future__ import annotations

@@ -71,10 +71,10 @@ class PhaseKernels:
     by_length: Callable[[int], list[KernelWork]] | None  # For the size that attention grows with
 
     def by_size(self, index: int) -> Callable[[int], KernelWork] | None:
-        """Return a function from a size to the kernel with the index `index` at this size.
+        """Return a function that takes an input size, and returns the kernel with the index `index` for this size.
 
-        The function calls `by_length` for an attention kernel, and `by_tokens` for any other kernel. The result is None
-        if the kernel does not depend on a size.
+        The returned function calls `by_length` for an attention kernel, and `by_tokens` for any other kernel. The
+        result is None if the kernel does not depend on a size.
         """
         is_attention = self.works[index].kernel in ATTENTION_NAMES.values()
         kernels = self.by_length if is_attention else self.by_tokens

@@ -292,10 +292,10 @@ class Deployment:
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes on each GPU that a step of maximum size takes for activations and for sampling.
+        """Bytes that a step of maximum size takes on each GPU, for activations and for sampling.
 
-        Only the activations of one layer exist at the same time, in 16 bits: two copies of the hidden state, and the
-        input and the output of the MLP's activation function. Sampling keeps three copies of the logits in 32 bits.
+        Only one layer has activations at any time. They are in 16 bits: two copies of the hidden state, and the input
+        and the output of the MLP's activation function. Sampling keeps three copies of the logits in 32 bits.
         """
         model = self.model
         per_token = 2.0 * (2 * model.hidden + model.mlp_matrices * model.intermediate / self.tensor)

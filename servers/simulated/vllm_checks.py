@@ -1,7 +1,9 @@
-"""Checks the requests to a simulated vLLM. The error messages and the order of the checks are those of vLLM 0.32.0.
+"""Checks the requests to a simulated vLLM in the same order and with the same error messages as vLLM 0.32.0.
 
-The source files in vLLM are entrypoints/openai/*/protocol.py for the types and combinations of fields, and
-sampling_params.py for the values of sampling parameters.
+In vLLM, these files contain the checks:
+
+- entrypoints/openai/*/protocol.py: the types of fields, and combinations of fields.
+- sampling_params.py: the values of sampling parameters.
 """
 
 from __future__ import annotations

@@ -59,11 +59,12 @@ _STREAM_ENDS = attrgetter("tcp_stream.ends")
 class PacketRingTimestamps(TimestampSource):
     """Timestamp source that uses the kernel's timestamp of each packet, from a packet ring in shared memory.
 
-    Late reads do not affect these timestamps. Two tokens share a timestamp only if the server sent both in one packet.
+    These ring timestamps are correct even if the process reads late. Two tokens have the same timestamp only if the
+    server sent both in one packet.
 
-    To check them, the ring timestamp of each read is compared with the socket timestamp, which the kernel takes for the
-    read from the socket. The socket timestamp also replaces a timestamp that is missing or wrong in the ring
-    (loadgen.servers.wire.packet_ring).
+    The source compares the ring timestamps of each response with the socket timestamps of this response. The kernel
+    delivers a socket timestamp with each read from the socket. If the two do not agree, the socket timestamps are used
+    for the whole response. They also replace single timestamps that are missing in the ring.
     """
 
     name = "ring"

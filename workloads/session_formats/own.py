@@ -1,4 +1,6 @@
-"""Reads loadgen's own format of sessions: JSON Lines with one session per line.
+"""Reads session files in loadgen's own format: JSON Lines with one session per line.
+
+In this example, one session takes several lines:
 
     {"session": "chat-17", "at_s": 2.5, "nodes": [
         {"id": "plan", "input_tokens": 900, "output_tokens": 80},
@@ -6,7 +8,8 @@
         {"id": "answer", "after": ["plan", {"node": "search", "delay_s": 1.5}], "history": "inherited",
          "input_tokens": 120, "output_tokens": 200, "tool_s": 0.4}]}
 
-`docs/reference/session-files.md` documents every field. Unknown fields are errors, so that a typing error is noticed.
+`docs/reference/session-files.md` documents every field. A field with an unknown name is an error, because the name may
+be misspelled.
 """
 
 from __future__ import annotations

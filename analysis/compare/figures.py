@@ -279,9 +279,9 @@ class Variation(NamedTuple):
     def bound(self, server_error: float) -> float:
         """Return the largest difference in a figure that variation between runs can explain.
 
-        `server_error` is the standard error of the figure that comes from variations in the speed of the server. The
-        bound is `t * server_error`, where `t` is a quantile of Student's t. It is limited to the range from `assumed`
-        to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
+        `server_error` is the part of the figure's standard error that comes from variations in the speed of the server.
+        The bound is `t * server_error`, where `t` is a quantile of Student's t. It is limited to the range from
+        `assumed` to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):
@@ -528,8 +528,9 @@ def compare_values(
     with a value of 0 or less, are compared directly.
 
     With few runs, the interval of the ratio can be very wide. Its width is therefore limited by the largest plausible
-    variation between runs. This is `run_variation` (such as 0.05 for 5%), or twice the largest difference within a
-    group if that is larger. By default, there is no limit.
+    variation between runs. This is `run_variation` (such as 0.05 for 5%), or twice the spread of the values in a group
+    if that is larger. If `paired` is True, the spread is that of the differences between paired runs. By default, there
+    is no limit.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]

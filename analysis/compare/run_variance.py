@@ -222,8 +222,8 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 
     A bootstrap sample has n values, which are drawn from the samples with replacement. Its quantile is its k-th
     smallest value. This value equals a quantile of the original samples at a random share, which has the distribution
-    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). The function therefore only draws random
-    shares with `random`, and no whole bootstrap samples. For dependent samples, n is the effective size.
+    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). The function therefore draws random
+    shares with `random`, instead of whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))

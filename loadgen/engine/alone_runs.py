@@ -34,12 +34,12 @@ def run_alone(
     """Run each class of traffic alone, before the run with all classes. `folder` is the folder of the run with all
     classes.
 
-    The function `run_class` makes each run. It takes the plan of the class and the folder of its run. For a class
-    CLASS, this is the folder `FOLDER-alone/CLASS` next to the folder FOLDER of the run with all classes.
+    The function `run_class` makes each run. It takes the plan of one class, and the folder for the run of this class.
+    This folder is `FOLDER-alone/CLASS`, where FOLDER is the path of `folder`.
 
     Return the folder of each class, relative to `folder`. Return None if one of these runs was interrupted.
 
-    These runs use different seeds than the run with all classes. With the same seed, the prompts of the run with all
+    These runs use a different seed than the run with all classes. With the same seed, the prompts of the run with all
     classes would already be in the server's prefix cache. The commands of --at run only in the run with all classes.
     """
     result = {}

@@ -82,8 +82,8 @@ class BackOff:
 
         A request fails immediately if the server refuses it within AT_ONCE_NS (1 s) after it was due.
 
-        `now_ns` is the current time. `was_retry` is True if the client had paused before its last request. This retry
-        shows that the server accepts requests again, so the client that has waited longest may also send at once.
+        `now_ns` is the current time. `was_retry` is True if the client had paused before its last request. The server
+        then accepts requests again, so the client that has waited longest may also send at once.
         """
         self._failing_since_ns = None
         if was_retry:

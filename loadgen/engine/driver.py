@@ -995,9 +995,10 @@ class Recorder:
     def _record_some(self) -> None:
         """Record some of the requests in `ended`, the queue of requests that have ended but have no Record yet.
 
-        Each call records one request. The call is put off while responses are ending (QUIET_NS), unless a session or
-        another caller waits for the Record. If more than BACKLOG requests are in the queue, a call is not put off and
-        records several requests.
+        Normally, each call records one request. While responses are ending, the call records nothing and is repeated
+        after QUIET_NS. There is no such delay if the first Record is needed at once, for example by the next turn of a
+        session, or if the queue has BACKLOG requests or more. If the queue has more than BACKLOG requests, a call
+        records several.
         """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]

@@ -133,8 +133,8 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 class PromptCount:
     """Chooses the text that the terminal shows before a run starts.
 
-    While prompts are being built, the text is the number of prompts built so far, such as `building prompts: 1,000`.
-    Otherwise, the text is the phase of the run, such as `connecting`.
+    While many prompts are being built, the text is the number of prompts built so far, such as `building prompts:
+    1,000`. Otherwise, the text is the phase of the run, such as `connecting`.
     """
 
     def __init__(self, planned: int | None) -> None:

@@ -268,16 +268,16 @@ class SimulatedServer:
         return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest exponent `power` for which the simulated server meets the objectives at
-        `RATE_STEP**power`.
+        """Return the largest exponent `power` for which the objectives are met at `RATE_STEP**power` requests per
+        second.
 
-        This is a rate in requests per second. For each exponent, the server is simulated at this rate. Its latencies
-        are multiplied by `slowdown`, and `met` compares them with the objectives.
+        For each exponent, the server is simulated at this rate. The simulated latencies are multiplied by `slowdown`,
+        and `met` compares them with the objectives.
 
-        The factor `slowdown` is for a server that is slower than the simulation. For example, everything takes 1.2
-        times as long. If requests also arrive at a rate that is 1.2 times lower, this server behaves like the simulated
-        server in slow motion: all latencies are 1.2 times as long. The highest rate of the slower server is therefore
-        `RATE_STEP**power / slowdown`. The caller must compute it.
+        The factor `slowdown` is for a server that is slower than the simulation. With 1.2, for example, everything
+        takes 1.2 times as long there. If the request rate is also 1.2 times lower, this server behaves like the
+        simulated server in slow motion, so all latencies are 1.2 times as long. The highest rate of the slower server
+        is therefore `RATE_STEP**power / slowdown`. The caller must do this division.
 
         The search begins at the exponent `start`. Return None if the objectives are not met even at
         `RATE_STEP**MIN_POWER`. Raises PlanError if they are still met at `RATE_STEP**MAX_POWER`.

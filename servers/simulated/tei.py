@@ -328,7 +328,7 @@ def _failure(status: int) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of each histogram, as set by `prepare` in router/src/prometheus.rs.
+    """Return the bucket bounds of each histogram. TEI sets them in the function `prepare` (router/src/prometheus.rs).
 
     The bounds of durations are those of TGI. The bounds of lengths are powers of two up to `max_model_len`, but at most
     2**19.

@@ -143,11 +143,11 @@ class Poller:
 
 
 class Timer:
-    """A timer of the event loop with an accuracy of tens of microseconds (timerfd_create(2)).
+    """A timer of the event loop that calls `callback` within tens of microseconds after a given time
+    (timerfd_create(2)).
 
-    Set the time of the next callback with `arm`. The callback itself must call `arm` again, even if no further callback
-    is needed. Otherwise the event loop calls it again at once: the timer's file descriptor is never read, so only `arm`
-    makes it unreadable.
+    The method `arm` sets this time. The callback itself must always call `arm`. Otherwise the event loop would call the
+    callback again at once, because the timer's file descriptor stays readable until the next call of `arm`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -563,8 +563,8 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
     """Return a reason why the backend may count more than the client does, or "" if no reason is known.
 
-    `counter` is the name of the counter, such as `requests_finished`. For example, the client may send several texts in
-    one request. The client then counts one request, but some backends count one request per text.
+    `counter` is the name of the counter, such as `requests_finished`. An example of a reason: the client sends several
+    texts in one request and counts one request, but some backends count one request per text.
     """
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")

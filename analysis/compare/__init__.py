@@ -604,8 +604,8 @@ def _log_range(comparison: Comparison) -> tuple[float, float] | None:
 
     A linear axis is sufficient if all values lie between 1 / LOGARITHMIC_FROM and LOGARITHMIC_FROM.
 
-    The axis includes every ratio and normally also its interval. A very wide interval is cut off, because the other
-    intervals would be too short to see. It extends the axis by at most the factor CLIP_FACTOR.
+    The axis includes every ratio and normally also its interval. Very wide intervals are cut off, because the other
+    intervals would be too short to see. They extend the axis by at most the factor CLIP_FACTOR.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]

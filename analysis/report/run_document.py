@@ -367,7 +367,7 @@ def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
 
 
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
-    """Return the title of a chart on a page with the runs `drawn`.
+    """Return the title of a chart on a page that shows the runs in `drawn`.
 
     Only the title of the goodput chart depends on the runs, because it contains the words `the bounds were`. They
     become `the bound was` if each run has one bound, or `both bounds were` if each run has two bounds.

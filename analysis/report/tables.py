@@ -290,13 +290,14 @@ def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -
 
 
 def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
-    """Return the unit in which the latency `name` is displayed, as a pair (factor, unit). The factor converts seconds.
+    """Return the unit in which the latency `name` is displayed, as a pair (factor, unit).
 
-    `parts` contains the distributions of each run or part. All runs and all statistics of a latency have the same unit.
+    The factor converts seconds to this unit. `parts` contains the distributions of each run or part. All runs and all
+    statistics of a latency have the same unit.
 
     Latencies that readers compare share a unit. A latency per token or chunk, such as ITL, has the unit of TPOT. Any
-    other latency, such as E2E, has the unit of TTFT. Only if the typical value of a latency would be SHARED_UNIT_MAX or
-    more in the shared unit, the latency gets a separate unit.
+    other latency, such as E2E, has the unit of TTFT. A latency gets a separate unit only if its typical value would be
+    SHARED_UNIT_MAX or more in the shared unit.
 
     The shared unit is not chosen from ITL, because several tokens in one read can make the median of ITL tiny.
     """

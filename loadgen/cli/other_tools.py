@@ -94,9 +94,9 @@ def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> No
 
 
 def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None:
-    """Raise PlanError with the right loadgen command if the user typed a command of another load tester.
+    """Raise PlanError with the right loadgen command if `words` look like a command of another load tester.
 
-    `words` are the words that the user typed. The error is raised if the first word is one of these:
+    `words` are the words that the user typed after `loadgen`. The error is raised if the first word is one of these:
 
     - The name or a subcommand of a known load tester.
     - A URL.

@@ -153,10 +153,11 @@ class Turns:
 
 
 class GraphRequests:
-    """Builds the requests of sessions that are graphs (loadgen.workloads.session_graph), except for the first requests.
+    """Builds the later requests of sessions. The sessions are graphs (loadgen.workloads.session_graph).
 
-    The file with the sessions states when a request is due: a certain time after other requests of its session were
-    sent or ended. For example, a request can be due 2 s after two others have ended.
+    The first request of a session is built elsewhere. Every later request is due a certain time after other requests of
+    the session were sent or ended, for example 2 s after two of them have ended. The file with the sessions states
+    these times.
 
     `slot_of` takes a session in progress, the index of a request in this session, and a due time in ns. It builds the
     request and returns it, encoded and ready to send, as a ScheduledRequest.

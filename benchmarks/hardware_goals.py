@@ -203,7 +203,7 @@ def validation_rows() -> list[list[str]]:
     for figure in ("TTFT", "TPOT"):
         for point in bench.mixtures(figure):
             key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
-            compared.setdefault(key, []).append((point, "InferenceX"))
+            compared.setdefault(key, []).append((point, point.source.partition(",")[0]))
     measurements: dict[tuple[str, ...], set[str]] = {}
     """Different measurements of a row with several predictions or ratios of each measurement."""
     for key, point in transferred_points():

@@ -43,6 +43,8 @@ DRAFT_TOKENS = 3
 """Tokens that runs with multi-token prediction are assumed to draft."""
 SPREAD = {"InferenceX": 1 / 9}
 """Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
+INFERENCEX_PROMPTS = (921, 7372)
+"""Mean tokens per prompt in the rows of mixtures of experts from InferenceX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,8 @@ def mixtures(quantity: str, speculative: bool = False) -> list[Point]:
             parallel = f"EP {experts}, attention DP {groups}"
             case = f"{shape} {stored} {parallel} {prompt}/{output}, {row['in_flight']} in flight"
             measured = float(row[f"{quantity.lower()}_ms"]) / 1000
-            points.append(_point(f"InferenceX, {engine}", quantity, row, measured, times[quantity], case))
+            source = f"{mixture_source(int(prompt))}, {engine}"
+            points.append(_point(source, quantity, row, measured, times[quantity], case))
     return points
 
 
@@ -273,21 +276,40 @@ def mixture_times(names: tuple[str, ...], clients: tuple[int, ...], speculative:
     made = ServingOptions(int(experts), int(groups), DRAFT_TOKENS if speculative else 0).apply(made)
     result = []
     for in_flight in clients:
-        times = expected_times(made, mixture_loop(engine, Load(int(prompt), int(output), in_flight)))
+        times = expected_times(*with_mixture_protocol(made, Load(int(prompt), int(output), in_flight)))
         result.append({"TTFT": float(times.ttft_s), "TPOT": float(times.tpot_s)})
     return result
 
 
-def mixture_loop(engine: str, load: Load) -> Load:
-    """Return `load` with the protocol of InferenceX for mixtures of experts.
+def mixture_source(prompt_tokens: int) -> str:
+    """Return the source of a closed loop of a mixture of experts. It follows from the length of the prompts.
 
-    On Blackwell GPUs, InferenceX starts SGLang with a `--scheduler-recv-interval` of 10 decode steps, or of 30 from 16
-    requests in flight on.
+    All rows of InferenceX have prompts of 0.9 times 1,024 or 8,192 tokens on average.
     """
-    receive_steps = 1
+    return "InferenceX" if prompt_tokens in INFERENCEX_PROMPTS else "aiconfigurator (235B)"
+
+
+def with_mixture_protocol(deployment: Deployment, load: Load) -> tuple[Deployment, Load]:
+    """Return a deployment and a load of a mixture of experts, with the settings and the protocol that a source used.
+
+    - InferenceX (benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX) uses the protocol of `with_protocol`. SGLang
+      is started with a `--scheduler-recv-interval` of 10 decode steps, or of 30 from 16 requests in flight on. For
+      DeepSeek in fp8 with 1,024 prompt and output tokens and 64 or more requests in flight, TensorRT-LLM lets prompts
+      wait up to 40 steps for further prompts (`batch_wait_timeout_iters` in dsr1_fp8_b200_trt.sh).
+    - Qwen3-235B on TensorRT-LLM 1.0.0rc3 was measured by the project that measured Llama-3.1-8B on this version. All
+      lengths are equal, and a step has up to `in flight + input + 1,500` tokens.
+    """
+    engine = deployment.framework.name
+    if mixture_source(load.prompt_tokens) != "InferenceX":
+        step_tokens = load.in_flight + load.prompt_tokens + 1500
+        return replace(deployment, framework=replace(deployment.framework, chunk_tokens=step_tokens)), load
+    settings = EngineSettings()
     if engine == "SGLang":
-        receive_steps = 30 if load.in_flight >= 16 else 10
-    return replace(load, spread=SPREAD["InferenceX"], settings=EngineSettings(receive_steps=receive_steps))
+        settings = EngineSettings(receive_steps=30 if load.in_flight >= 16 else 10)
+    elif engine == "TensorRT-LLM" and deployment.model.latent and deployment.weights.name == "fp8":
+        waits = (load.prompt_tokens, load.output_tokens) == (921, 921) and load.in_flight >= 64
+        settings = EngineSettings(batch_wait_steps=40 if waits and not deployment.speculation else 0)
+    return deployment, replace(load, spread=SPREAD["InferenceX"], settings=settings)
 
 
 LLAMA_2 = {
@@ -436,6 +458,7 @@ BUDGETS = (
     Budget("closed loops: TPOT", lambda: closed_loops("TPOT"), median=0.08, p90=0.20),
     Budget("closed loops: TTFT", lambda: closed_loops("TTFT"), median=0.12, p90=0.35),
     Budget("mixtures of experts: TPOT", lambda: mixtures("TPOT"), median=0.12, p90=0.30),
+    Budget("mixtures of experts: TTFT", lambda: mixtures("TTFT"), median=0.33),
     Budget("Llama-2 200 + 200, A100", lambda: llama_2("A100"), mean=TWO_TERMS["A100"]),
     Budget("Llama-2 200 + 200, H100", lambda: llama_2("H100"), mean=TWO_TERMS["H100"]),
     Budget("training: iteration", training_times, most=0.10),
@@ -446,7 +469,6 @@ BESIDE = {
     "prefill attention": prefill_attention,
     "closed loops, nvfp4: TPOT": lambda: closed_loops("TPOT", nvfp4=True),
     "closed loops, nvfp4: TTFT": lambda: closed_loops("TTFT", nvfp4=True),
-    "mixtures of experts: TTFT": lambda: mixtures("TTFT"),
     "mixtures of experts, multi-token prediction: TPOT": lambda: mixtures("TPOT", speculative=True),
     "MI300X, vLLM: whole batch": mi300x,
     "Splitwise, engines of 2023: prefill": lambda: splitwise("prefill"),

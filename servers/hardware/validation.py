@@ -76,12 +76,19 @@ PUBLISHED_SETTINGS = {
         "clients that send requests for 600 s, a time inferred from the same measurements", ("--seconds",)
     ),
     ("SGLang", "dense", "aiconfigurator (32B)"): PublishedSettings("a memory fraction of 0.86", ("--memory-fraction",)),
+    ("TensorRT-LLM", "mixture of experts", "aiconfigurator (235B)"): PublishedSettings(
+        "at most in flight + input + 1,500 tokens per step", ("--step-tokens",)
+    ),
+    ("TensorRT-LLM", "mixture of experts", "InferenceX"): PublishedSettings(
+        "a batch wait of 40 steps for DeepSeek in fp8 with 1,024 output tokens from 64 requests in flight on",
+        ("--batch-wait",),
+    ),
     ("SGLang", "mixture of experts", "InferenceX"): PublishedSettings(
         "a receive interval of 10 steps, or of 30 steps from 16 requests in flight on", ("--receive-interval",)
     ),
 }
 """Settings of the compared runs that differ from the defaults of `loadgen limits`, by framework, kind of model and
-source. `with_protocol` and `mixture_loop` of benchmarks.hardware_model apply these settings to the predictions."""
+source. `with_protocol` and `with_mixture_protocol` of benchmarks.hardware_model apply these settings to predictions."""
 
 
 @dataclass(frozen=True, slots=True)

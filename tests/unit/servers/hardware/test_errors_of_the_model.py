@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hardware_model as bench
+from loadgen.servers.hardware.roofline import make_deployment
+from loadgen.servers.hardware.throughput_model import Load
 
 # The tests of this group share the simulations that the functions of `benchmarks.hardware_model` cache.
 pytestmark = pytest.mark.xdist_group("published measurements")
@@ -54,3 +56,23 @@ def test_what_nothing_was_fitted_to_is_near(points: object, most: float) -> None
     """Eight MI300X, whose constants are assumed, and Llama-2-70B on the engines of 2023: medians."""
     assert callable(points)
     assert bench.Budget("", points).found()[1] < most
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "load", "steps", "spread", "step_tokens"),
+    [
+        ("deepseek-v3", "fp8", Load(921, 921, 64), 40, 1 / 9, 8192),
+        ("deepseek-v3", "fp8", Load(921, 921, 32), 0, 1 / 9, 8192),
+        ("deepseek-v3", "nvfp4", Load(921, 921, 64), 0, 1 / 9, 8192),
+        ("gpt-oss-120b", "mxfp4", Load(921, 921, 64), 0, 1 / 9, 8192),
+        ("qwen3-235b-a22b", "fp8", Load(1024, 256, 16), 0, 0.0, 2540),
+    ],
+)
+def test_mixtures_are_predicted_with_the_protocol_of_their_source(
+    model: str, stored: str, load: Load, steps: int, spread: float, step_tokens: int
+) -> None:
+    """InferenceX draws lengths at random and delays the prompts of DeepSeek in fp8. The lengths of Qwen3 are equal."""
+    made = make_deployment("B200", model, stored, 8, framework_name="trtllm")
+    deployment, predicted = bench.with_mixture_protocol(made, load)
+    assert (predicted.settings.batch_wait_steps, predicted.spread) == (steps, spread)
+    assert deployment.framework.chunk_tokens == step_tokens

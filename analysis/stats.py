@@ -370,9 +370,10 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 
 
 def effective_group_size(within: Floats, counts: Integers) -> int:
-    """Return how many independent samples would determine a quantile as exactly as some samples that form groups.
+    """Return the number of independent samples that would determine a quantile as exactly as the given samples, which
+    form groups.
 
-    The samples of a group may depend on each other, so the result is usually less than the number of samples.
+    The samples of a group may depend on each other, so the result is usually less than the number of given samples.
 
     - `within` contains, for each group, the number of samples that are at most the quantile.
     - `counts` contains, for each group, the number of all samples.

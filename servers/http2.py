@@ -123,7 +123,7 @@ def http2_context(access: Access) -> ssl.SSLContext:
 
 
 def start_translator(url: str, access: Access) -> str:
-    """Start a process that translates requests for the HTTP/2 server at `url`. Return the path of its Unix socket.
+    """Start a translator for the HTTP/2 server at `url`. Return the path of the translator's Unix socket.
 
     If a translator for this server is already running, the path of its socket is returned. All translators end with
     this process. Raises UnreachableError if the library h2 is not installed.

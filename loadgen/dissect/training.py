@@ -351,7 +351,7 @@ def _local(tensor: Any) -> Tensor:
 def _quantiser_bytes(model: nn.Module) -> float:
     """Return the size in bytes of the scales with which the weights of a model are quantised.
 
-    The scales may be quantised themselves, with further scales. These are included.
+    If the scales are quantised too, the scales with which they are quantised are included.
     """
     result = 0.0
     for parameter in model.parameters():

@@ -241,7 +241,7 @@ def _with_true_minus(row: TableRow) -> TableRow:
 
 
 def _run(result: TrainingResult, title: str) -> dict[str, Any]:
-    """Return the data of the two charts of a training result: times and memory of each technique.
+    """Return the data of two charts of a training result: the time and the memory of each technique.
 
     In the time chart, the communication of all phases is one separate part. The times of the phases do not include it.
     """

@@ -761,7 +761,8 @@ def build_schedule(plan: Plan) -> Schedule:
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
-    """Report how many requests of a trace will be sent, and how long this takes. Do nothing if the plan has no trace.
+    """Report how many requests of a trace will be sent, and how long the replay takes. Do nothing if the plan has no
+    trace.
 
     A surprising duration shows the user that the time unit of the trace is wrong.
     """

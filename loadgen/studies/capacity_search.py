@@ -471,7 +471,7 @@ class CapacitySearch:
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
         """Return the Pareto set: the points for which no other point has both more speed per user and a lower cost.
 
-        A point is a configuration at one load. To simulate all points would take too long. The speed and the cost of
+        A point is a configuration at one load. Simulating all points would take too long. The speed and the cost of
         each point are first estimated with formulas. Only the points that are best by these estimates (`_frontier`) are
         simulated. The simulated points are then compared with each other.
         """

@@ -374,12 +374,13 @@ def run_in_memory(
 def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None) -> ResolvedModel:
     """Return `server_model` with every value set.
 
-    If the server model is a twin, `draw` selects one bootstrap draw of its constants. Raises PlanError in these cases:
+    If the server model contains a twin (a simulated server that was fitted to a real one), `draw` selects one bootstrap
+    draw of the twin's constants. Raises PlanError in these cases:
 
     - The hardware or the model is unknown.
     - The model does not fit into memory.
     - The endpoint of the plan generates no tokens.
-    - The server model has a twin and an option that this twin does not support.
+    - The server model contains a twin and an option that this twin does not support.
     """
     dialect = endpoint_dialect(plan.server, plan.endpoint)
     if not dialect.has_output_length:

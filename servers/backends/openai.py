@@ -663,8 +663,8 @@ def _read_empty(
     - `tokens` contains the token count of each event. The function changes this list.
     - `total` is the server's token count, or None.
 
-    If the new counts added up to more than `total`, nothing is changed. In this case, the server counts only some of
-    the empty choices as tokens, and it is unknown which ones.
+    If the new counts would add up to more than `total`, nothing is changed. The server then counts only some of the
+    empty choices as tokens, and it is unknown which ones.
     """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []

@@ -45,7 +45,7 @@ SMALL_TILE = 16
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Expected work of one GPU in a layer with experts. The GPU is the one with the most work."""
+    """Expected work in a layer with experts, for the GPU that has the most work."""
 
     touched: Any
     """Number of different experts on this GPU that at least one token uses."""

@@ -50,9 +50,7 @@ DEFAULT_CHUNKED_PREFILL = {"vLLM": "mixed", "SGLang": "separate", "TensorRT-LLM"
 
 @dataclass(frozen=True, slots=True)
 class PublishedSettings:
-    """Settings with which published measurements were made, as far as they differ from the defaults of `loadgen
-    limits`.
-    """
+    """Settings of published measurements that differ from the defaults of `loadgen limits`."""
 
     text: str
     """The settings in words."""

@@ -30,7 +30,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 class AfterFields(msgspec.Struct, forbid_unknown_fields=True):
     """A condition for the start of a node. A node is a request of a session.
 
-    The node starts `delay_s` seconds after the start or the end of another node, or later.
+    The node starts at least `delay_s` seconds after the start or the end of another node.
     """
 
     node: Name

@@ -1,8 +1,8 @@
 """Computes how many prompt tokens of a run the server already had in its prefix cache.
 
-With a prefix cache, a server does not compute the beginning of a prompt again if an earlier prompt began alike. If a
-run sends prompts that the server already knows, its TTFT and throughput look much better than they are for new prompts.
-This happens, for example, when a run has the same seed as an earlier run.
+With a prefix cache, a server does not compute the beginning of a prompt again if an earlier prompt had the same
+beginning. If a run sends prompts that the server already knows, its TTFT and throughput look much better than they are
+for new prompts. This happens, for example, when a run has the same seed as an earlier run.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield the sessions of the workload, before their first turn.
+        """Yield one Conversation per session, at its first turn.
 
         The turns of a session have consecutive request ids, and the next session continues with the following id.
         Raises WorkloadError if the file is malformed.

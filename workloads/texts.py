@@ -506,7 +506,7 @@ class TextWriter(msgspec.Struct, frozen=True):
     def _draft(self, spec: TextSpec) -> PromptDraft:
         """Return a draft of the text that `spec` describes. It has up to three parts, in this order:
 
-        - The words of the shared spans. Other texts begin with the same spans.
+        - The words of the shared spans. A shared span is a sequence of words with which several texts begin.
         - Words that encode a number, so that texts differ.
         - Random words.
 

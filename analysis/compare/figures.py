@@ -306,11 +306,12 @@ class EffectErrors(NamedTuple):
 
 
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
-    """Return the row of the comparison for a figure whose ratio B / A is tested. A and B are single runs.
+    """Return the row of the comparison for one figure of two single runs, A and B. The row tests the ratio B / A.
 
     `values` are the values of the figure in A and B, and `count` is the number of requests. `errors` contains the
-    uncertainty of `log(B / A)`. Two of its fields give the standard error of the row: `max(sqrt(sampling**2 +
-    server**2), MIN_RUN_VARIATION)`.
+    uncertainty of `log(B / A)`. The standard error of the row follows from two of its fields, `sampling` and `server`:
+
+        max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)
 
     If the runs are too short for an estimate of `server`, this field is NaN or infinite. The standard error of the row
     is then infinite, but the confidence interval is still finite. Its width follows from `sampling` and from `bound`,

@@ -307,7 +307,7 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return the error of a duration, such as a latency, that random changes of the server's speed cause.
+    """Return how uncertain a duration, such as a latency, is because the server's speed varies at random.
 
     The result is the standard error of the logarithm of the duration. `residence` is the duration as a share of the
     run.

@@ -120,8 +120,8 @@ def _client_sentence(summaries: Sequence[Summary]) -> str:
 def _complete_sentence(summaries: Sequence[Summary]) -> str:
     """Return a sentence on how many requests of several repeats are complete. `summaries` has one summary per repeat.
 
-    If some requests are not complete, the sentence states their number and the reasons. It also names the repeats with
-    such requests, unless all repeats have some.
+    If some requests are incomplete, the sentence states their number and the reasons. It also names the repeats with
+    incomplete requests, unless all repeats have some.
     """
     complete = sum(summary.requests.complete for summary in summaries)
     planned = sum(summary.requests.planned for summary in summaries)

@@ -1,6 +1,7 @@
 """Replaces standard output and standard error by streams whose errors never end a measurement.
 
-Such an error occurs, for example, if the reader of a pipe has ended, or if the disk of a file is full.
+Such an error occurs, for example, if the reader of a pipe has ended, or if the output goes to a file and the disk is
+full.
 """
 
 from __future__ import annotations

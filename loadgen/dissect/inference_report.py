@@ -180,11 +180,11 @@ def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
 
 
 def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
-    """Return the seconds of the attention block and those of the MLP block, both for one layer without communication.
+    """Return the time of the attention block and the time of the MLP block, in seconds.
 
-    `step_s` is the time of a step without communication. It is divided among all operators in proportion to their
-    measured times. A block gets the times of its operators. Norms and residual additions belong to both blocks, so each
-    block gets half of their time.
+    Both times are for one layer, without communication. `step_s` is the time of a step without communication. It is
+    divided among all operators in proportion to their measured times. A block gets the times of its operators. Norms
+    and residual additions belong to both blocks, so each block gets half of their time.
     """
     computing = [
         operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"

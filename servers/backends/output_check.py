@@ -66,9 +66,9 @@ class OutputVerdict(NamedTuple):
 
 
 def expected_output(body: bytes) -> ExpectedOutput | None:
-    """Return the JSON schemas that the response to a request must match.
+    """Return the JSON schemas that the response to a request must match, or None if the request states none.
 
-    `body` is the body of the request. The result is None if the body states no tools and no schema.
+    `body` is the body of the request. A schema describes the text of the response, or the arguments of a tool call.
     """
     if not any(field in body for field in _SCHEMA_FIELDS):
         return None

@@ -197,9 +197,9 @@ def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequen
 def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
     """Return the share of `sequences` that the busiest attention group of a pipeline stage computes at a time.
 
-    A pipeline stage computes one micro-batch at a time. The sequences of the micro-batch are divided equally among the
-    attention groups. However, a single prompt is not divided. If there are fewer prompts than groups, the busiest group
-    computes one whole prompt.
+    A pipeline stage computes one micro-batch at a time. With data-parallel attention, its GPUs form attention groups,
+    and the sequences of the micro-batch are divided equally among these groups. However, a single prompt is not
+    divided. If there are fewer prompts than groups, the busiest group computes one whole prompt.
     """
     batch = _micro_batch(deployment, sequences)
     share = 1 / deployment.attention_data

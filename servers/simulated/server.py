@@ -582,8 +582,8 @@ class CompletionHandler:
         Normally this is the kernel's timestamp of the request. If no such timestamp is available before the first token
         is due, it is the time when this process read the request.
 
-        `job.arrived_ns` is left unchanged if it is later than this read, because the request had to wait for its
-        admission or its response began slowly. The log line gets the arrival time in any case.
+        If the request had to wait for its admission, or if its response began slowly, `job.arrived_ns` is already later
+        than this read. It is then left unchanged. The log line gets the arrival time in any case.
         """
         line = self._line
         stamps = self._server.stamps

@@ -10,7 +10,7 @@ other conversation starts is a session.
 
 A conversation can start others in three ways:
 
-- `forks` of a turn: these conversations start when the turn ends, and inherit its history.
+- `forks` of a turn: these conversations start when the turn ends, and inherit the history up to the end of this turn.
 - `spawns` of a turn: these conversations start when the turn ends, with an empty history. The next turn waits until
   they have ended. With `join_at`, a later turn waits instead.
 - `pre_session_spawns` of a conversation: these conversations start together with its first turn.

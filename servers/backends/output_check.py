@@ -66,9 +66,10 @@ class OutputVerdict(NamedTuple):
 
 
 def expected_output(body: bytes) -> ExpectedOutput | None:
-    """Return the JSON schemas that the response to a request must match, or None if the request states none.
+    """Return the JSON schemas that the response to a request must match.
 
-    `body` is the body of the request. A schema describes the text of the response, or the arguments of a tool call.
+    `body` is the body of the request. A schema describes the text of the response, or the arguments of a tool call. The
+    result is None if the request states no schema for the text and no tools.
     """
     if not any(field in body for field in _SCHEMA_FIELDS):
         return None

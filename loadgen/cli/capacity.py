@@ -6,7 +6,7 @@ The command computes and simulates, and contacts no server.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ from loadgen.cli.simulate import (
     StepTokens,
 )
 from loadgen.errors import PlanError
-from loadgen.load_shorthand import requests_per_s
+from loadgen.load_shorthand import override, requests_per_s
 from loadgen.results import write_text
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def run_capacity(
     _check_no_classes(settings)
     per_s = _rate(rate)
     objectives = _objectives(objective)
-    plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{per_s:g}", "n": 1, "metrics_every_s": 0.0}))
+    plan = Plan(**({"server": "vllm"} | _with_rate(settings, per_s) | {"n": 1, "metrics_every_s": 0.0}))
     shape = _model(model, hardware)
     price_list = _prices(gpu or (), prices, region or (), hardware, spot=spot)
     default_engine = SEARCH_ENGINES if search else plan.server
@@ -218,6 +218,17 @@ def _rate(text: str) -> float:
     if per_s < SMALLEST_RATE:
         raise PlanError(f"--rate {text}: too low for a plan", f"Write at least --rate {SMALLEST_RATE}.")
     return per_s
+
+
+def _with_rate(settings: Mapping[str, Any], per_s: float) -> dict[str, Any]:
+    """Return the settings of a plan with Poisson arrivals instead of the load that the plan states.
+
+    A concurrency is the load of the plan if the plan has no rate and no arrivals. Otherwise it is a limit, which stays.
+    """
+    result = override(settings, {"arrivals": f"poisson:{per_s:g}"})
+    if not {"rate", "arrivals"} & settings.keys():
+        result.pop("concurrency", None)
+    return result
 
 
 def _check_no_classes(settings: dict[str, Any]) -> None:

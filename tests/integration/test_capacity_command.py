@@ -51,6 +51,18 @@ def test_a_rate_may_have_its_unit(tmp_path: Path) -> None:
     assert json.loads(out)["rate_per_s"] == 20.0
 
 
+@pytest.mark.parametrize("load", ['rate = "50/s"', 'arrivals = "closed:8"', "concurrency = 8"])
+def test_the_rate_replaces_the_load_of_a_plan_file(load: str, tmp_path: Path) -> None:
+    """A plan of `loadgen run` needs no change. Its lengths count, and its own load does not."""
+    (tmp_path / "plan.toml").write_text(f'server = "vllm"\ninput_tokens = 2048\n{load}\n', "utf-8")
+    words = (*LOAD, "--gpu", "H100", "--tp", "1", "--json")
+    code, out, err = in_process(tmp_path, "plan-capacity", "plan.toml", *words)
+    assert (code, err) == (0, "")
+    assert json.loads(out) | {"search": {}} == json.loads(
+        in_process(tmp_path, "plan-capacity", *words, "--input-tokens", "2048")[1]
+    ) | {"search": {}}
+
+
 def test_cached_prompts_need_fewer_gpus(tmp_path: Path) -> None:
     """Each replica takes a higher rate, and smaller steps change the rate."""
     words = ("plan-capacity", *LOAD, "--gpu", "H100", "--tp", "1", "--json", "--input-tokens", "4096")

@@ -69,9 +69,14 @@ def ui(
     ] = False,
     host: Annotated[
         str,
-        Option(help="Address on which to serve the page. Other machines cannot reach a loopback address.", **ADVANCED),
+        Option(
+            "--host",
+            "--web-host",
+            help="Address on which to serve the page. Other machines cannot reach a loopback address.",
+            **ADVANCED,
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, Option(min=1, max=65535, help="Port of the page.", **ADVANCED)] = 8089,
+    port: Annotated[int, Option("--port", "--web-port", min=1, max=65535, help="Port of the page.", **ADVANCED)] = 8089,
     locustfile: Annotated[
         Path | None,
         Option(help="Python file with your own user classes, derived from loadgen.interactive.user.", **ADVANCED),

@@ -81,6 +81,7 @@ def test_an_address_of_no_use_is_a_sentence(host: str, message: str, tmp_path: P
     """Exit code 2 before Locust starts. The hint names addresses, because another port would not help."""
     code, _, err = in_process(tmp_path, "ui", "--server", "vllm", "--simulated", "--host", host)
     assert (code, message in err) == (2, True), err
+    assert in_process(tmp_path, "ui", "--server", "vllm", "--simulated", "--web-host", host)[2] == err
     assert "Name an address of this machine: 127.0.0.1" in err
 
 

@@ -13,6 +13,8 @@ from tests.support.command import burst, summary_of
 from tests.support.simulated import running
 
 REQUESTS, TOKENS = 24, 60
+READ_TOO_LATE_NS = 500_000_000
+"""A server that sends a token every 10 ms needs longer than this for the tokens after the fifth one."""
 
 
 @pytest.mark.parametrize("moment", ["after 40ms", "after 10 tokens"])
@@ -54,7 +56,10 @@ def test_a_share_is_abandoned_and_the_rest_is_measured(tmp_path: Path, moment: s
 
 
 def test_a_session_ends_when_its_client_gives_up(tmp_path: Path) -> None:
-    """The turns that are not sent any more are abandoned too, and no turn is dropped or failed."""
+    """The turns that are not sent any more are abandoned too, and no turn is dropped or failed.
+
+    On a busy machine, a response may be read so late that it is complete by then. Its client then does not give up.
+    """
     with running(SimulatedConfig(server="vllm", ttft_s=0.005, itl_s=0.01)) as simulated:
         code, out, _ = burst(
             tmp_path, "--url", simulated.url, "--workload", "multi-turn:turns=3", "--arrivals", "closed:3", "-n", "6",
@@ -65,6 +70,8 @@ def test_a_session_ends_when_its_client_gives_up(tmp_path: Path) -> None:
     cancel = parse("30% after 5 tokens")
     for session in range(0, 18, 3):
         turns = [records[session + number] for number in range(3)]
-        gave_up = next((turn.turn for turn in turns if cancel.chooses(0, turn.id)), 3)
+        gave_up = next(
+            (turn.turn for turn in turns if cancel.chooses(0, turn.id) and turn.late_ns_max < READ_TOO_LATE_NS), 3
+        )
         assert [turn.state for turn in turns] == ["complete"] * gave_up + ["abandoned"] * (3 - gave_up)
         assert all(turn.sent_ns is None for turn in turns[gave_up + 1 :])

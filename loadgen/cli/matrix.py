@@ -44,7 +44,7 @@ def matrix(
 
     The servers are started one after the other, and every workload is measured on each. If a cell fails, its reason is
     recorded and the matrix continues. --resume continues an interrupted matrix without repeating finished runs. A
-    workload with `sweep` finds the capacity of each server. Exit codes: 0 all complete; 1 requests failed, were
+    workload with `sweep` finds the capacity of each server. Exit codes: 0 all complete; 1 some requests failed or were
     rejected or truncated; 2 mistake in the plan, or usage error; 3 a server did not start, or a run was not possible; 5
     the client was the limit; 130 interrupted. If none of these apply, the exit code is that of the first sweep that did
     not succeed.

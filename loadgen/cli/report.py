@@ -72,8 +72,8 @@ def report(
     over time. Runs may be in progress, interrupted or killed, and files may have malformed lines. The report names such
     problems. The objectives are those of the original run, unless --assert or --goodput is given. Exit codes: 0
     written; 2 not a run, or the report cannot be written. With --assert, --confidence or --junit, the exit codes of a
-    run apply too: 1 requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the limit;
-    6 an --assert with --confidence is inconclusive; 130 interrupted or in progress.
+    run apply too: 1 some requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the
+    limit; 6 an --assert with --confidence is inconclusive; 130 interrupted or in progress.
     """
     import_numpy()
     from loadgen.studies.sweep.result import is_sweep

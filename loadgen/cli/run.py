@@ -142,9 +142,9 @@ def run_load(
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.
 
-    Exit codes: 0 all requests complete; 1 some failed, were rejected or truncated, and no --assert judges that outcome;
-    2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6
-    an --assert with --confidence is inconclusive; 130 interrupted.
+    Exit codes: 0 all requests complete; 1 some requests failed or were rejected or truncated, and no --assert judges
+    that outcome; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was
+    the limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
     from loadgen.plan import BURST_REQUESTS, names_file
 
@@ -165,9 +165,9 @@ def run(
 ) -> None:
     """Run a load test with any arrival process.
 
-    Exit codes: 0 all requests complete; 1 some failed, were rejected, truncated or dropped, and no --assert covers
-    that; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the
-    limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
+    Exit codes: 0 all requests complete; 1 some requests failed or were rejected, truncated or dropped, and no --assert
+    judges that outcome; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the
+    client was the limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
     settings = merge_settings(plan, catalog, settings)
     if plan is not None:

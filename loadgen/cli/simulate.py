@@ -286,7 +286,7 @@ def simulate(
     """Simulate a plan in virtual time, without a server.
 
     The server and its hardware are modelled, so that hours of load take seconds. Nothing is sent. Exit codes: 0 all
-    requests complete; 1 some failed, were rejected or dropped, and no --assert judges that outcome; 2 usage error; 4 an
-    --assert failed; 6 an --assert with --confidence is inconclusive.
+    requests complete; 1 some requests failed or were rejected or dropped, and no --assert judges that outcome; 2 usage
+    error; 4 an --assert failed; 6 an --assert with --confidence is inconclusive.
     """
     run_simulation(merge_settings(plan, catalog, settings), **shared)

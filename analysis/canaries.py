@@ -100,10 +100,10 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: IntervalOf) -> CanaryFigures | None:
-    """Return the comparison of all answers to canaries, or None if the run has no canaries.
+    """Compare the answers to canaries under load with the answers without load. Return None if the run has no canaries.
 
-    A canary is a test prompt that is sent under load and without load. `frame` contains the requests of the load.
-    `interval` returns the 95% interval of a share.
+    A canary is a test prompt that is sent both under load and without load. `frame` contains the requests of the load.
+    `interval` is a function that returns the 95% confidence interval of a share.
     """
     if not canaries:
         return None

@@ -257,9 +257,10 @@ def _csv_value(value: Any) -> Any:
 
 
 def request_rows(records: Sequence[Record], traffic: Sequence[TrafficFacts] = ()) -> Iterator[Row]:
-    """Yield one row of the `requests` table for each Record. An empty string becomes null.
+    """Yield one row of the exported table `requests` for each Record. The rows contain None instead of empty strings.
 
-    `traffic` are the classes of traffic of the run."""
+    `traffic` contains the classes of traffic of the run.
+    """
     frame = build_frame(records)
     classes = class_indices(frame.id, traffic) if traffic else frame.id
     latencies = {}

@@ -54,7 +54,10 @@ def import_numpy() -> None:
 
 
 def has_slow_avx512(cpu_info: Path = CPU_INFO) -> bool:
-    """Return True if the processor is an AMD Zen 4. `cpu_info` is the file in which the Linux kernel describes it."""
+    """Return True if the processor is an AMD Zen 4. Its AVX-512 instructions make sorting slow.
+
+    `cpu_info` is the file with the Linux kernel's description of the processor.
+    """
     text = ""
     with suppress(OSError):
         text = cpu_info.read_text(errors="replace")

@@ -431,7 +431,9 @@ class Frame(msgspec.Struct, frozen=True):
         return np.concatenate((gaps[:below_zero], zeros, gaps[below_zero:])) if len(zeros) else gaps
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield, block by block, the slice of the block's rows and the slice of their chunks."""
+        """Divide the rows into blocks. For each block, yield a slice of its rows and a slice of the chunks of these
+        rows.
+        """
         return blocks(self.offsets)
 
     def chunk_blocks(self, selected: Booleans) -> Iterator[tuple[Integers, Integers, Floats, NDArray[Any]]]:

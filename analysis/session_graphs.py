@@ -91,9 +91,9 @@ def _tool_share(tool_ns: NDArray[Any], makespan_s: NDArray[Any]) -> float | None
 def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
     """Return figures on the delays between the requests of session graphs: as requested, and as measured.
 
-    An edge leads from a parent request to a later request. The later request is not due before a given delay after the
-    end (or the start) of its parent. If several edges lead to the later request, it becomes due when the last of these
-    delays is over. The distributions in the result cover only the edge with this last delay.
+    An edge leads from a parent request to a later request. The later request is due no earlier than a given delay after
+    the end (or the start) of its parent. If several edges lead to a request, this request is due when the last of their
+    delays is over. Only the edge with this last delay is included in the distributions.
     """
     order = np.argsort(frame.id)
     ids = frame.id[order]

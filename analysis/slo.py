@@ -335,17 +335,19 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return the measured figure of `objective`, which limits a latency, with its confidence interval and
-    `requests_needed`.
+    """Return the measured figure of `objective`, which limits a latency, and the confidence interval of this figure.
 
-    Return None if no request has the latency. `requests_needed` is the number of requests that would make the verdict
-    clear, because the interval would no longer contain the bound of the objective.
+    The result also contains `requests_needed`: the estimated number of requests that would make the verdict clear,
+    because the interval would no longer contain the bound of the objective. The function returns None if no request has
+    the latency.
 
-    - Percentile p: the ends of the interval are order statistics (two of the sorted samples). The percentile is below
-      the bound if at least the share p of all samples is below the bound. `requests_needed` is therefore the number of
-      requests that would show whether this share is above or below p.
-    - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
-      4.6).
+    The statistic of the objective determines the interval:
+
+    - Percentile p: the ends of the interval are two of the sorted samples. The percentile is below the bound if at
+      least the share p of all samples is below the bound. `requests_needed` is therefore the number of requests that
+      would show whether this share is above or below p.
+    - Mean: the interval comes from Student's t-distribution. Its width is proportional to `1 / sqrt(requests)`
+      (Cochran, Sampling Techniques, section 4.6).
     - Minimum or maximum: there is no interval, because the figure describes only this run.
     """
     metric, bound = LATENCIES[objective.figure], objective.bound

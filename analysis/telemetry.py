@@ -456,7 +456,9 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 
 
 def _replica_number(reading: Reading, url: str, counter: str) -> float | None:
-    """Return the counter of the replica at `url` in a reading, or None if the reading does not contain it."""
+    """Return the value of the counter `counter` for the replica at `url`, or None if `reading` does not contain this
+    value.
+    """
     replicas = [replica for replica in reading.values.get("replicas", ()) if replica.get("url") == url]
     return number_in(replicas[0], counter) if replicas else None
 

@@ -225,7 +225,10 @@ def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
 
 
 def _has_random_load(summary: Summary) -> bool:
-    """Return True if the seed determines the arrivals or the lengths of the requests."""
+    """Return True if the arrivals or the requests of a run are random, so that they depend on the seed.
+
+    Every workload other than `synthetic` counts as random.
+    """
     run = summary.run
     fixed_lengths = all(str(tokens).isdecimal() for tokens in (run.input_tokens, run.output_tokens))
     return bool(run.load.law) or not fixed_lengths or run.workload not in (None, "synthetic")

@@ -51,10 +51,10 @@ def compare_classes(
 
 
 def classes_method(classes: Sequence[ComparedClass]) -> str:
-    """Return a sentence about the error rate of the verdicts on classes of traffic, or "" if no verdict is tested.
+    """Return a sentence about the chance of a false verdict on classes of traffic, or "" if no verdict is tested.
 
-    A comparison has two tables of verdicts: one on whole runs, and one on classes. The tables are corrected for
-    multiple tests separately. In each of them, the probability of a false verdict is therefore at most 5%.
+    A comparison has two tables of verdicts: one on whole runs, and one on classes. Each table is corrected for its
+    number of tests. The probability that a table contains a false verdict is therefore at most 5%.
     """
     tested = sum(row.p_value is not None for part in classes for row in part.rows)
     if not tested:

@@ -307,14 +307,15 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return how uncertain a duration, such as a latency, is because the server's speed varies at random.
+    """Return the standard error of `log(B / A)` for a duration that is A in one run and B in another run.
 
-    The result is the standard error of the logarithm of the duration. `residence` is the duration as a share of the
-    run.
+    The error is due to random changes of the server's speed. To estimate it, each run is divided into PIECES pieces.
 
-    For this estimate, the run is divided into PIECES pieces. `piece` is the error of the time that one piece takes (see
-    `piece_error`). A duration that is as long as m pieces has the error `piece / sqrt(m)`, because pieces vary
-    independently. A duration shorter than one piece has the error `piece`.
+    - `piece` is the error for the duration of one piece (see `piece_error`).
+    - `residence` is the duration as a share of the run.
+
+    Pieces vary independently, so a duration of m pieces has the error `piece / sqrt(m)`. A duration shorter than one
+    piece has the error `piece`.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 

@@ -374,10 +374,10 @@ def _cell_opacity(counts: Integers, maximum: int) -> Floats:
 
 
 def heat_map_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
-    """Return the values at which the axis of a heat map has ticks, and the positions of these ticks in rows.
+    """Return the values of the ticks on the axis of a heat map, and the positions of these ticks in rows.
 
-    The axis is logarithmic and extends from `low` to `high`. The values are 1, 2 or 5 times a power of ten. If fewer
-    than three such values lie in the range, the values are round and evenly spaced instead.
+    The axis is logarithmic, from `low` to `high`. The values of the ticks are 1, 2 or 5 times a power of ten. If fewer
+    than three such values lie on the axis, the ticks have round and evenly spaced values instead.
     """
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     values = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]

@@ -1,4 +1,4 @@
-"""Builds the documents on one run or several runs: a brief one for the terminal, and a full one for the HTML page."""
+"""Builds documents about one or several runs: a short document for the terminal, and a full one for the HTML page."""
 
 from __future__ import annotations
 

@@ -170,9 +170,9 @@ def _bracket(sweep: SweepResult) -> tuple[SweepStep, SweepStep] | None:
 
 
 def _bracket_word(step: SweepStep) -> str:
-    """Return a step's verdict as text for a sentence about the capacity, such as `met` or `not met`.
+    """Return the verdict on a step of a sweep as text, such as `met` or `not met`.
 
-    A step is the run at one load. An overload counts as `not met`.
+    A step is a run at one load. If the server was overloaded, the result is `not met`.
     """
     return "not met" if step.verdict == "overload" else step.verdict
 

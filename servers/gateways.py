@@ -74,10 +74,10 @@ def gateways_in_head(head: bytes) -> set[str]:
 
 
 def counting_gateway(headers: Mapping[str, str], endpoint: str) -> str:
-    """Return the name of a gateway, such as `LiteLLM`, that replaces the server's token counts by its own on
-    `endpoint`.
+    """Return the name of the gateway, such as `LiteLLM`, that replaces the server's token counts with its own counts.
 
-    `headers` are the headers of a response. The result is empty if they reveal no such gateway.
+    `headers` are the headers of a response, which may reveal the gateway. The result is empty if they reveal no gateway
+    that replaces token counts on `endpoint`.
     """
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     names = [name.partition(" (")[0] for name in gateways_in_head(head.encode("latin-1", "replace"))]

@@ -39,7 +39,7 @@ READ_BYTES = 4_096
 
 
 class RunningTranslator(NamedTuple):
-    """A translator that this process has started."""
+    """A child process that translates HTTP/1.1 requests to HTTP/2."""
 
     path: str
     """Path of the Unix socket of the translator."""

@@ -46,9 +46,9 @@ def word(speed: float) -> str:
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark of a simulated server, given the value of the response header `x-simulated-speed`.
+    """Return the mark of a simulated server that the response header `x-simulated-speed` contains.
 
-    The result is None if `value` is None, which means that the response has no such header.
+    `value` is the value of the header. If the response has no such header, `value` is None, and so is the result.
     """
     return None if value is None else Mark(_speed(value))
 

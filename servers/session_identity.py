@@ -51,9 +51,10 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
 def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `names` unchanged. Raises ValueError unless each of them is the name of a router or of a header.
+    """Return `names` unchanged. Raises ValueError if one of them is not valid.
 
-    A name may be followed by `=` and one of SUB_AGENT_VALUES. Examples are `vllm-router` and `X-Session-ID=own`.
+    A valid name is that of a router, such as `vllm-router`, or of a header, such as `X-Session-ID`. It may be followed
+    by `=` and one of SUB_AGENT_VALUES, as in `X-Session-ID=own`.
     """
     for name in names:
         header, equals, value = name.partition("=")

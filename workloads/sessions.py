@@ -155,10 +155,14 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class MultiTurn(msgspec.Struct, frozen=True):
-    """A workload of multi-turn sessions, either synthetic or read from a file.
+    """A workload of multi-turn sessions.
 
-    If `path` is None, the sessions are synthetic and have `turns` turns each. Their number is not limited. Otherwise
-    each dialogue of the file `path` is one session."""
+    - If `path` is None, the sessions are synthetic. Each session has `turns` turns, and the number of sessions is not
+      limited.
+    - Otherwise, each dialogue in the file `path` is one session.
+
+    `think_ns` is the time from the end of a response to the next turn.
+    """
 
     turns: int | None
     path: Path | None

@@ -170,10 +170,12 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 
 @contextmanager
 def open_text(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a user's file as UTF-8 text. Line ends are not changed. A file compressed with gzip or zstd is unpacked.
+    """Open the user's file `path` as UTF-8 text, and unpack it if it is compressed with gzip or zstd.
 
-    Raises WorkloadError if the file is unreadable or damaged, or if it has a known format other than text. `name`
-    describes the file in error messages, such as `the dataset`."""
+    Line ends are not changed. `name` is what error messages call the file, such as `the dataset`.
+
+    Raises WorkloadError if the file cannot be read or unpacked, or if it is not UTF-8 text, for example a Parquet file.
+    """
     try:
         raw = open_input(path)
         begin = raw.read(8)

@@ -132,19 +132,28 @@ def approximate(texts: Sequence[str]) -> list[int]:
 
 
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
-    """Return a token counter whose counts are exact, or None if neither `local` nor `server` provides one.
+    """Return a token counter whose counts are exact, or None if there is no such counter.
 
-    - `local` is the tokenizer file. If there is one, it counts the tokens, and `server` only measures how many tokens
-      the server adds to a prompt.
-    - `server` counts tokens by requests to the server. Without a tokenizer file, it is used if a route of the server
-      counts tokens without running the model.
-    - `verify` is True if the caller prefers estimated counts to an error. The function then tests the server's route
-      with one word, because a gateway may block the route. Without this test, the error would occur only when the
-      prompts are built, which is too late for estimates. If the route uses the tokenizer of another model, the function
-      returns None instead of raising PromptError.
+    `local` is the tokenizer file, and `server` counts tokens by requests to the server. The first of these cases that
+    applies determines the result:
 
-    Raises UnknownCountError if the server does not report a count, for example in this test. Raises PromptError if
-    `local` and `server` count differently.
+    1. There is a tokenizer file: `local` counts the tokens of a text. The tokens that only the server adds to a prompt
+       are measured with `server`, if it is not None, and added.
+    2. A route of the server counts the tokens of a prompt without running the model: this route is used.
+    3. A route of the server counts the tokens of plain text: this route is used. The tokens that the endpoint adds to a
+       prompt are measured and added.
+    4. Otherwise: None.
+
+    `verify` is True if the caller uses estimated counts when there are no exact ones. This changes two cases:
+
+    - In case 2, the route is tested with one word, because a gateway may block it. If the test fails, UnknownCountError
+      tells the caller to use estimates. Without a test, the error would occur when the prompts are built, which is too
+      late for estimates.
+    - In case 3, the result is None if the route uses the tokenizer of another model. With `verify=False`, PromptError
+      is raised.
+
+    Raises UnknownCountError if the server does not report a count that is needed here. Raises PromptError if the
+    tokenizer file belongs to another model (case 1), even if `verify` is True.
     """
     source = local or server
     words = (source and source.words) or COMMON_WORDS

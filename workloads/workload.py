@@ -178,13 +178,13 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, including the prompts of warm-up requests.
+        """The number of prompts in a run, including the prompts of warm-up requests.
 
-        - Each input of a request counts as a prompt.
-        - A multi-turn session counts as one prompt.
-        - In a session of `sessions:FILE`, each request counts as a prompt.
+        - A request counts as `batch_size` prompts, one for each of its inputs.
+        - A session of `multi-turn` counts as one prompt, no matter how many turns it has.
+        - A session of `sessions:FILE` counts as one prompt for each of its requests.
 
-        If the number of requests is not limited, the run is assumed to have NUMBERS_LIMIT requests.
+        If the run has no limit on the number of requests, NUMBERS_LIMIT requests are assumed.
         """
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:
@@ -504,12 +504,13 @@ def _source_of_ids(
     - `counter` is the token counter of the run.
     - `by` is the counting method that the user requests.
 
-    The result depends on `by`:
+    The first of these cases that applies determines the result:
 
-    - `tokenizer`: the result is `local`.
-    - `server`: the result is `server`, or None if the counts of `counter` are only estimates.
-    - Any other value: the result is `local`, or `server` without a local tokenizer. It is None if the counts of
-      `counter` are only estimates.
+    1. `by` is `tokenizer`: `local`.
+    2. The counts of `counter` are only estimates: None.
+    3. `by` is `server`: `server`.
+    4. `local` is not None: `local`.
+    5. Otherwise: `server`.
     """
     if by == "tokenizer":
         return local

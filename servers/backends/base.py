@@ -104,7 +104,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
     @property
     def default_endpoint(self) -> str | None:
-        """The endpoint that is used if the user names none. None stands for the native endpoint of the backend."""
+        """The endpoint to use if the user names none. If this is None, the native endpoint of the backend is used."""
         return self.endpoints[0] if self.endpoints else None
 
     @property

@@ -167,7 +167,7 @@ class UsageDetails(msgspec.Struct, gc=False):
 
 
 class ChoiceDetails(msgspec.Struct, gc=False):
-    """A choice that may contain a `usage` object with all counts."""
+    """A choice in an event. Some servers put the `usage` object with all token counts into the choice."""
 
     usage: UsageDetails | None = None
 

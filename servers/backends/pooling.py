@@ -154,9 +154,10 @@ def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = 
 
 
 def inputs_of(endpoint: str) -> Inputs:
-    """Return what a request to a pooling endpoint contains.
+    """Return the form of the inputs in a request to a pooling endpoint.
 
-    The result is `pairs` for several documents with one query, or `several` for several independent texts.
+    - `pairs`: one query and several documents.
+    - `several`: several independent texts.
     """
     return "pairs" if endpoint in QUERY_FIELDS else "several"
 
@@ -178,11 +179,11 @@ def one_or_all(request: Request) -> Any:
 def query_and_documents(request: Request, documents_field: str) -> tuple[str, list[str]]:
     """Split the inputs of `request` into one query and one document per input. Return the query and the documents.
 
-    All inputs begin with the same words. These words are the query: at least one word, at most QUERY_WORDS words, and
-    at most half of the shortest input. The rest of each input is a document.
+    All inputs begin with the same words. These words become the query, and the rest of each input becomes a document.
+    The query has at least one word, at most QUERY_WORDS words, and at most half of the words of the shortest input.
 
-    If the user has put documents into the field `documents_field` of the request, the whole prompt is the query, and
-    the list of documents is empty.
+    If the user has put documents into the field `documents_field` of the request, the prompt is the query, and the list
+    of documents is empty.
     """
     texts = [text for text in (request.prompt, *request.batch) if isinstance(text, str)]
     assert len(texts) == 1 + len(request.batch), "queries and documents are text"

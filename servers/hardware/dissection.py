@@ -335,9 +335,10 @@ def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> Fact
 
 
 def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the times to start and end kernels by those of the GPU `new`.
+    """Return the change from the kernel launch times of the GPU `old` to those of the GPU `new`.
 
-    The change applies to all kernels, but its texts `before` and `after` show only the time of an attention kernel.
+    A launch time is the time to start and end a kernel. The change applies to all kernels, but the texts `before` and
+    `after` of the change show only the time of an attention kernel.
     """
 
     def apply(card: Gpu) -> Gpu:
@@ -363,13 +364,14 @@ def format_changes(
     Normally there is one change. From 16 bits to 4 bits, there are two changes if the second GPU computes in 8 bits:
     first to 8 bits, and then to 4 bits.
 
-    - `formats` contains the number formats of the two GPUs, and `cards` contains the GPUs.
-    - `with_format` takes a state (a server with its load, or a training job) and the name of a number format. It
-      returns the state with this format.
+    - `formats` contains the number formats of the two GPUs.
+    - `cards` contains the two GPUs.
+    - `with_format` is a function. It takes a state (a server with its load, or a training job) and the name of a number
+      format, and returns the state with this format.
 
-    The compute rate of the GPU is a separate change (`compute_change`). Sometimes it must be applied before the change
-    to a new format. This is the case if the two GPUs compute this format differently, for example because only one of
-    them supports it.
+    The compute rate of the GPU is a separate change (`compute_change`). If the two GPUs compute a format differently,
+    for example because only one of them supports it, the change to this format requires that the compute rate was
+    changed before.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []

@@ -646,9 +646,18 @@ def _one_step_bounds_s(
 ) -> dict[str, Any]:
     """Return the minimum time in seconds for which a step occupies each resource: `compute`, `memory` and `network`.
 
-    `queries` is the number of tokens that the step computes for each decoding sequence. It is larger than 1 with
-    speculative decoding. The other arguments are those of `lower_bounds_s`: `prompts` sequences with `tokens` new
-    tokens each, after `before` tokens in the KV cache, and `decoding` sequences that hold `context` tokens each.
+    Sequences in prefill:
+
+    - `prompts`: number of sequences.
+    - `tokens`: number of new tokens of each sequence.
+    - `before`: number of tokens of each sequence that are already in the KV cache.
+
+    Sequences that decode:
+
+    - `decoding`: number of sequences.
+    - `context`: number of tokens of each sequence in the KV cache.
+    - `queries`: number of tokens that the step computes for each sequence. It is larger than 1 with speculative
+      decoding.
     """
     gpu = deployment.gpu
     model = deployment.model

@@ -158,9 +158,10 @@ def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds
 
 
 def _smooth_max(first: Any, second: Any, power: float) -> Any:
-    """Return the smooth maximum of two times, `(first**power + second**power)**(1 / power)`.
+    """Return the smooth maximum of the durations of two activities: `(first**power + second**power)**(1 / power)`.
 
-    If both times are similar, the result is longer than either of them, because the activities overlap incompletely.
+    If both durations are similar, the result is longer than either of them, because the activities do not overlap
+    completely.
     """
     return (first**power + second**power) ** (1 / power)
 

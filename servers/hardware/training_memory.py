@@ -27,7 +27,7 @@ MOMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchStep:
-    """A training step in plain PyTorch. It runs on `data` devices, which share the batch."""
+    """A training step in plain PyTorch. `data` is the number of devices that share the batch (data parallelism)."""
 
     model: ModelShape
     sequences: int  # On each device

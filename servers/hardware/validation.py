@@ -377,12 +377,11 @@ class ValidationRow:
     def limits_on(self, deployment: Deployment) -> Iterator[str]:
         """Yield a text for each setting of `deployment` that the measurements do not cover.
 
-        The settings are the number format, TP, EP and the number of attention groups. A number format is covered if it
-        was measured, or if a format with the same size and rate was measured. Any other setting is covered if it is
-        between the smallest and the largest measured value.
+        - Number format: it is covered if it was measured, or if a format with the same size and rate was measured.
+        - TP, EP, and the number of attention groups: each of them is covered if it lies between the smallest and the
+          largest measured value.
 
-        The text states what was measured. For example, `in fp8` means that only fp8 was measured, and that `deployment`
-        uses another format.
+        The text states which values were measured. For example, `in fp8` means that only fp8 was measured.
         """
         formats = self.covered["formats"]
         if not {deployment.weights.name, SAME_SPEED.get(deployment.weights.name)} & set(formats):

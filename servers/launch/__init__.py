@@ -60,9 +60,10 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 @contextmanager
 def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Use the server that already runs at the URL in the option `url`, and leave it running on exit.
+    """Yield a server that already runs, and leave it running when the `with` block ends.
 
-    The option `api_key_env` is the name of the environment variable with the server's API key.
+    The option `url` of `spec` is the server's URL. The option `api_key_env` is the name of the environment variable
+    that contains the server's API key.
     """
     url = spec.options.get("url")
     if not url:

@@ -253,9 +253,10 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
 
 
 def readable_log(log: bytes) -> str:
-    """Return the output of a server or of Docker as text without secrets.
+    """Return `log`, the output of a server or of Docker, as text in which `***` replaces secrets.
 
-    Secrets from environment variables are removed, and also API keys in command lines."""
+    The secrets are those in environment variables, and API keys in command lines.
+    """
     redact(os.environ)
     return hide_secrets(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 

@@ -41,10 +41,10 @@ def policy_of(framework: Framework) -> Policy | None:
 
 
 def is_replayed(deployment: Deployment) -> bool:
-    """Return True if the latencies of closed loops on this deployment are predicted by simulating every request.
+    """Return True if every request of a closed loop on `deployment` is simulated, to predict the latencies.
 
-    This is the case if the engine has a batching policy (see `policy_of`) and no pipeline stages. Pipelines are not
-    simulated in this way, because the simulated engine computes one step at a time.
+    The simulation needs an engine with a batching policy (see `policy_of`), and a deployment without pipeline stages.
+    The reason is that the simulated engine computes one step at a time, but a pipeline computes several at once.
     """
     return deployment.pipeline == 1 and policy_of(deployment.framework) is not None
 

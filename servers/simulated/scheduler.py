@@ -327,10 +327,13 @@ class Scheduler:
         return steps
 
     def finish(self, steps: int = 1) -> tuple[list[Job], list[Job]]:
-        """End the planned step, or `steps` identical steps of which the planned step is the first.
+        """End the planned step. If `steps` is larger than 1, also end the identical steps that follow it, `steps` steps
+        in total.
 
-        Return two lists: the jobs that got their first token, and the jobs that got their last token. The first list
-        also contains preempted jobs that got their first token since the preemption. A job can be in both lists.
+        Return two lists. A job can be in both lists.
+
+        - The jobs that got their first token. If a job was preempted, its first token after the preemption counts too.
+        - The jobs that got their last token.
         """
         started: list[Job] = []
         ended: list[Job] = []

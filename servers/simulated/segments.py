@@ -168,7 +168,7 @@ def _json_text(schema: Any, word: str, fault: str) -> str:
 
 
 def _permitted_tool(body: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Return name and parameter schema of the tool that the model calls, or None if it may call no tool."""
+    """Return the name and the parameter schema of the tool that the model calls, or None if it may not call a tool."""
     choice = body.get("tool_choice")
     tools = body.get("tools")
     if choice in ("none", {"type": "none"}) or not isinstance(tools, list):

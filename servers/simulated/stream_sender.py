@@ -1,11 +1,11 @@
-"""Sends the tokens of all streams when they are due.
+"""Sends the tokens of all streams of a simulated server when the tokens are due.
 
 All tokens that are due at the same time are sent in one wake-up of the event loop, with one write per stream. The bytes
-are written directly to the file descriptor of the connection. The event loop's transport would send the bytes later, at
-the end of the loop's iteration.
+are written directly to the file descriptor of the connection, because the event loop's transport would send them only
+at the end of the loop's iteration. If the send buffer of the socket is full, the transport sends the remaining bytes.
 
     clock ──emissions(now)──> StreamSender ──events──> chunked coding ──write(fd)──> kernel
-                                   │                                       └─ would block: transport.write, order kept
+                                   │                                       └─ buffer full: transport.write
                                    └─ fault hook of the stream: FAULTS
 """
 
@@ -249,9 +249,10 @@ def send_at_intervals(k: int, stream: Stream, first: int, tokens: int) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: its description in the documentation, and the hook that implements it.
+    """A fault that a user can inject into the responses of a simulated server.
 
-    The first parameter of the hook is the number K in `NAME@K`. Faults without a hook are implemented in server.py.
+    `description` explains the fault in the documentation. `hook` is the function that implements it. The first
+    parameter of `hook` is the number K in `NAME@K`. Faults without a hook are implemented in server.py.
     """
 
     description: str
@@ -354,9 +355,10 @@ class StreamSender:
         self._clock.cancel(stream.job, time.monotonic_ns())
 
     def send(self, stream: Stream, data: bytes, tokens: int, due_ns: int) -> None:
-        """Send `data`, which contains `tokens` tokens, and add the send to the stream's log line.
+        """Send `data` to the client of `stream`, and record the send in the stream's log line.
 
-        Raises OSError if the client has closed the connection.
+        `tokens` is the number of tokens in `data`, and `due_ns` is the time at which they were due. Raises OSError if
+        the client has closed the connection.
         """
         sent_ns = time.monotonic_ns()
         stream.send(data)

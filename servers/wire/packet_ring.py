@@ -190,10 +190,11 @@ class TcpStreamTable:
         return int(segments.length[watched].sum())
 
     def add(self, *parts: Segments) -> None:
-        """Add segments to the streams of their connections. The segments must be in order of arrival.
+        """Add TCP segments to the streams of their connections. `parts` contains the segments in the order of their
+        arrival.
 
-        If the segments of a stream arrived in the order of their data, they are processed together in numpy arrays. If
-        segments of a stream were lost or reordered, `TcpStream.add` processes its segments one at a time.
+        Normally, the segments of a stream arrive in sequence. All such streams are processed together in numpy arrays.
+        If segments of a stream were lost or reordered, `TcpStream.add` adds the segments of this stream one at a time.
         """
         received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
 

@@ -115,14 +115,15 @@ def block_spans(
     *,
     only_full: bool = False,
 ) -> tuple[SharedSpan, ...]:
-    """Return the shared spans of a prompt: one for each block of `block_tokens` tokens.
+    """Return the shared spans of a prompt, one for each block of `block_tokens` tokens. Other prompts may have equal
+    spans.
 
-    Each block has an id. Two prompts that begin with equal ids begin with equal tokens.
+    The session file states an id for each block. Two prompts that begin with equal ids begin with equal tokens.
 
-    - `ids`: the ids of the blocks in order. May be empty.
+    - `ids`: the ids of the prompt's blocks, in order. If there are none, the result is empty.
     - `input_tokens`: the length of the prompt.
-    - `where`: the place in the file, for the error message.
-    - `namespace`: the number of the session if an id is only valid within its session. None if equal ids stand for
+    - `where`: the line or session of the file, for error messages.
+    - `namespace`: the number of the session, if an id is valid only within its session. None if equal ids stand for
       equal tokens in the whole file.
     - `only_full`: True if an incomplete block at the end of the prompt may have no id.
 

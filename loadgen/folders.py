@@ -82,9 +82,9 @@ class FolderClaim:
         self.release()
 
     def _acquire(self, until_s: float) -> int:
-        """Lock the lock file and return its file descriptor. Retry until `until_s` (time.monotonic).
+        """Lock the lock file and return its file descriptor.
 
-        Raises OutputError if another command still holds the lock at that time.
+        If another command holds the lock, try again until `time.monotonic()` reaches `until_s`. Then raise OutputError.
         """
         problem: OSError = BlockingIOError(errno.EBUSY, os.strerror(errno.EBUSY))
         for _ in range(ATTEMPTS_LIMIT):

@@ -353,9 +353,9 @@ def compare_paths(
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
     """Compare two groups of runs, A and B. Return the comparison, the runs of A and the runs of B.
 
-    - `a` and `b`: the paths of the runs of each group. A path is the folder of one run, or a folder of repeats.
-    - `unequal_hint`: the hint in the PlanError for groups that did unequal work. If it is None, there is no error, and
-      such groups are compared too.
+    - `a` and `b`: the paths of the runs in each group. A path is the folder of one run, or a folder of repeats.
+    - `unequal_hint`: advice for the user if the two groups did unequal work. PlanError is then raised with this advice.
+      If `unequal_hint` is None, groups with unequal work are compared too.
     - `margin`: the largest relative difference that does not matter.
     - `run_variation`: the largest relative difference to expect between two runs of the same server.
     - `gates`: the conditions of --fail-if.

@@ -87,9 +87,10 @@ def _fields(facts: TraceFacts) -> dict[str, object]:
 
 
 def _model_names(pairs: list[str]) -> dict[str, str]:
-    """Parse pairs `OLD=NEW` into a dict: the name of a model in the log, and its name in the trace.
+    """Parse `pairs` of the form `OLD=NEW`. Return a dict that maps the name of a model in the log to its name in the
+    trace.
 
-    Raises PlanError for a malformed pair, and for an old name that occurs twice.
+    Raises PlanError if a pair has another form, or if two pairs have the same old name.
     """
     result: dict[str, str] = {}
     for pair in pairs:

@@ -335,10 +335,10 @@ def _serving(options: LimitsOptions) -> Any:
 
 
 def _set_options(options: LimitsOptions, names: Iterable[str]) -> dict[str, bool]:
-    """Return a dict that states for some options whether the user has set them to a value other than the default.
+    """Return a dict that states which options the user has changed from their default values.
 
-    `names` contains the fields of these options. The keys of the dict are the names of the options, for example
-    `--batch-wait` for the field `batch_wait`. A value is True if the option is set, and False if not.
+    `names` contains the names of fields of LimitsOptions. For each of these fields, the dict maps the name of the
+    option, such as `--batch-wait` for the field `batch_wait`, to True if the user has changed it, otherwise to False.
     """
     defaults = {field.name: field.default for field in fields(LimitsOptions)}
     return {SWITCHES.get(name, option_name(name)): getattr(options, name) != defaults[name] for name in names}

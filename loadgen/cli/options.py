@@ -305,7 +305,7 @@ def interval(text: str) -> tuple[float, float]:
 def fraction(text: str | float) -> float:
     """Return the number that a text such as `5%` or `0.05` states (0.05 for both texts).
 
-    Raises BadParameter if the text is invalid, or if the number is not greater than 0 and less than 1.
+    The number must be greater than 0 and less than 1. Raises BadParameter for any other text.
     """
     match = _FRACTION.fullmatch(str(text).strip())
     value = 0.0

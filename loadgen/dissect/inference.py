@@ -193,14 +193,15 @@ def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: Device
 
 
 def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
-    """Return a dict with the step times in s of three architectures. `batch` is the number of sequences.
+    """Measure the step times of three architectures. Return a dict from the name of each architecture to its times in
+    seconds.
 
     The architectures are the standard one, the requested one (`spec.architecture`), and one without communication. They
-    share the weights of `model`, and their steps alternate. The differences show how much of the all-reduce time the
-    requested architecture hides.
+    share the weights of `model`, and their steps are run in turn. From the differences, the caller computes how much of
+    the all-reduce time the requested architecture hides. `batch` is the number of sequences.
 
-    The dict is empty for a single process, and if the standard architecture is requested without a simulated link
-    delay.
+    The dict is empty in two cases: the model runs in a single process, or the requested architecture is the standard
+    one and no link delay is simulated.
     """
     if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}

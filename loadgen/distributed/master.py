@@ -388,11 +388,13 @@ class Master:
             yield msgspec.json.encode(line) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
-        """Yield one WorkerExit for each worker process of a machine.
+        """Yield one WorkerExit for each worker process of `machine`.
 
-        If the machine is lost, its last requests are unknown. All requests that it would have sent then count as due,
-        if their number is known in advance. Those without a Record get the error `worker_lost`, because no other
-        machine sends them.
+        If the machine is lost, the last requests that it sent are unknown. Every request that it had to send in the
+        whole run is therefore counted as due. If the run ends after a fixed duration, this number is unknown, and only
+        the requests that were due at the machine's last message are counted.
+
+        A request that is due but has no Record gets the error `worker_lost`, because no other machine sends it.
         """
         tasks = machine.tasks
         due_counts = machine.due or [0] * len(tasks)

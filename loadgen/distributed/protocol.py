@@ -483,10 +483,11 @@ def address_of(text: str, option: str, *, listening: bool = False) -> Address:
 
 
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
-    """Return a digest of the first request bodies that a worker process sends.
+    """Return a hash of the first request bodies that a worker process sends. `requests` contains the requests of this
+    process.
 
-    The master computes the same digest for each worker process. If the digests are equal, a machine has built the same
-    prompts for the same model and dialect. The prompts themselves need not be sent.
+    The master and the machine of the worker process both compute this hash. If the hashes are equal, both have built
+    the same prompts for the same model and dialect, so the prompts need not be sent between them.
     """
     bodies = (request_body(request, dialect, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()

@@ -110,10 +110,11 @@ class Health:
                 self._unknown_timing_names.add(name)
 
     def sample(self) -> dict[str, Any]:
-        """Return the counters as telemetry values, and reset them.
+        """Return the values of all counters since the last call, as telemetry. Set the counters to zero.
 
-        `late_counts` is a histogram of the read delays. Bucket `b` counts the socket reads with a delay of `2**(b/4)`
-        to `2**((b+1)/4)` us. Bucket -1 counts the reads with a delay of less than 1 us.
+        The value `late_counts` is a histogram of read delays: the times from the arrival of bytes to the read of the
+        socket. Bucket `b` contains the number of reads with a delay of `2**(b/4)` to `2**((b+1)/4)` us. Bucket -1
+        contains the number of reads with a delay of less than 1 us.
         """
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,

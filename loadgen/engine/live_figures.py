@@ -95,9 +95,9 @@ def tpot_ns(record: Record) -> float | None:
 
 
 def received_bytes(exchange: Exchange) -> int:
-    """Return how many bytes of a response have been read.
+    """Return how many bytes of a response have been read from the connection so far.
 
-    For a TLS connection whose packets are timestamped by a packet ring, these are the encrypted bytes.
+    If the connection uses TLS and a packet ring timestamps its packets, the encrypted bytes are counted.
     """
     if exchange.read_ends and exchange.tcp_stream is not None:
         return exchange.read_ends[-1] - exchange.stream_start

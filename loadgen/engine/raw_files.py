@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class RawFacts(msgspec.Struct):
-    """Facts about the requests of a file: the dialect of each path, and how many bodies get additional fields."""
+    """Facts about the requests of a `requests:FILE` workload.
+
+    `dialects` contains the protocol of each URL path in the file. The other fields count all requests, the request
+    bodies to which loadgen adds a field, and the requests whose responses are not streamed.
+    """
 
     dialects: dict[str, Dialect] = {}
     """Dialects by path in the file. The path in the dialect may also have the query of the server's URL."""
@@ -44,10 +48,10 @@ class RawFacts(msgspec.Struct):
         return {"added_fields": added, "not_streamed": self.not_streamed}
 
     def lines(self, plan: Plan) -> Iterator[str]:
-        """Yield lines of text for the user about the file of requests.
+        """Yield lines of text for the user about the requests of a `requests:FILE` workload.
 
-        The first line says which fields are added to how many bodies. A second line follows if some responses are not
-        streamed. Nothing is yielded if the workload has no such file.
+        The first line states which fields loadgen adds to the request bodies, and to how many bodies. If some responses
+        are not streamed, a second line states their number. For other workloads, there are no lines.
         """
         if not self.requests:
             return

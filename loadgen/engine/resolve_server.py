@@ -621,13 +621,13 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
-    If no server is found, a built-in simulated server is started, and stops when the `with` block ends. It serves up to
-    `streams` requests at a time, each with up to `tokens` tokens. A plan with objectives needs a real server, so no
-    simulated server is started for such a plan unless the plan requests one.
+    If no server is found, a built-in simulated server runs until the `with` block ends. It serves up to `streams`
+    requests at a time, each with up to `tokens` tokens. A plan with objectives needs a real server. If none is found
+    for it, UnreachableError is raised, unless the plan requests a simulated server.
 
     - `access` contains the credentials, the TLS settings and the proxy.
     - `at_once` is the number of requests that are certainly in flight at the same time.
-    - `say` prints a line for the user: first a line that names the server, then advice about the server.
+    - `say` prints a line for the user. One line names the server, and the lines after it give advice about the server.
     - `about` returns the end of the line that names the server. Its argument is the facts about the server, or None for
       the built-in simulated server.
 

@@ -77,7 +77,9 @@ less."""
 
 
 class Bursts(msgspec.Struct, frozen=True):
-    """The bursts of an open loop, during which no telemetry is read."""
+    """The bursts of an open loop: groups of requests that are due at the same time. No telemetry is read during a
+    burst.
+    """
 
     due_by: Mapping[int, int] = {}
     """Maps the offset of each burst in ns to the number of requests that are due up to and including this burst."""

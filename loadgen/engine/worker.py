@@ -252,7 +252,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
     def schedule_node(self, progress: SessionProgress, node: int, due_ns: int) -> ScheduledRequest:
-        """Encode the request of a node of a session and return it with its due time."""
+        """Return the encoded request at the index `node` of a session, with its due time `due_ns`.
+
+        The requests of the session form a graph. `progress` tracks which of them have been sent.
+        """
         slot = self.schedule_request(progress.request(node), due_ns)
         slot.progress = progress
         slot.node = node

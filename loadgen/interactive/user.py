@@ -1,4 +1,4 @@
-"""The base class for locustfiles: a Locust user whose requests are timed as exactly as those of `loadgen burst`.
+"""The base class for the users of a locustfile. Their requests are timed as exactly as those of `loadgen burst`.
 
     from loadgen.interactive.user import LoadgenUser, task, constant
 
@@ -9,16 +9,19 @@
         def summarise(self):
             self.ask("Summarise: ...", output_tokens=64, endpoint="chat")
 
-A locustfile runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`. In both cases this module adds
-loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module as the locustfile. In this
-case, the form on Locust's start page defines the prompts that the users send.
+Run a locustfile with `loadgen ui --locustfile FILE` or with `locust -f FILE`. In both cases, this module adds loadgen's
+options to the command line, adds loadgen's page to Locust's web interface, and writes a run file.
 
-Users wait in gevent. loadgen.servers.wire.transport sends requests, reads responses and takes timestamps:
+If `loadgen ui` runs without --locustfile, this module itself is the locustfile. The users then send prompts as defined
+in the form on Locust's start page.
 
-    greenlet of a user ── send ──> socket ──> waits for the Exchange's end
-    hub of gevent      ── readable ──> Exchange: recvmsg, append, "ended?" ── ended ──> wakes the greenlet
+Each user is a greenlet of gevent. The module loadgen.servers.wire.transport sends requests, reads responses and takes
+timestamps:
 
-The hub itself reads from the sockets, so no switch between greenlets delays a read.
+    greenlet of a user    Sends the request, and waits until the response has ended.
+    hub of gevent         Reads from the socket into the Exchange, and wakes the greenlet when the response has ended.
+
+The hub itself reads from the sockets, so a read never waits for a switch to another greenlet.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class LivePageHandler(BaseHTTPRequestHandler):
 
 
 def _tell(line: str) -> None:
-    """Write a line to the process that has started this one."""
+    """Write a line to stdout, which the parent process reads."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

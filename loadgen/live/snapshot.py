@@ -1,4 +1,4 @@
-"""Snapshots of the progress of a run, with figures as defined in the report, and the history of these snapshots."""
+"""Snapshots of a run in progress, and the history of these snapshots. The figures are defined as in the report."""
 
 from __future__ import annotations
 

@@ -257,9 +257,9 @@ class SimulatedServer:
         return run_in_memory(plan, ServerModel(), resolved=resolved)
 
     def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
-        """Return the figure that each objective limits, as predicted for `per_s` arrivals per second.
+        """Return one predicted figure per objective, for `per_s` arrivals per second.
 
-        For example, the figure of the objective `ttft.p99 < 500ms` is the p99 of TTFT. `workers` is needed only for a
+        For example, the figure for the objective `ttft.p99 < 500ms` is the p99 of TTFT. `workers` is needed only for a
         server with separate prefill and decode workers.
         """
         key = per_s, workers

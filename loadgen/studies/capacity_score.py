@@ -263,12 +263,12 @@ def _separate_curve(
 ) -> LoadCurve:
     """Return the load curve of one decode worker, together with the prefill workers that it needs.
 
-    The curve contains mean latencies and rates for each number in `load.in_flight`. This number counts only the
-    requests that decode.
+    The curve contains mean latencies and rates. It has one point for each number of decoding requests in
+    `load.in_flight`.
 
-    Prompts wait in a queue for a prefill worker. The mean wait is that of a queue with constant service times (M/D/1):
-    the busier the prefill workers, the longer the wait. The prefill workers are assumed to be as busy as the objectives
-    permit. The share of the time for which they are busy is at least MIN_BUSY_SHARE and at most BUSY_SHARE.
+    Prompts wait in a queue for a prefill worker. The mean wait is that of an M/D/1 queue (constant service times). It
+    grows with the share of the time for which the prefill workers are busy. This share is assumed to be as large as the
+    objectives permit, but at least MIN_BUSY_SHARE and at most BUSY_SHARE.
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)

@@ -557,15 +557,16 @@ def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None =
 
 
 def _limit_facts(deployment: Deployment | None, server_model: ServerModel) -> dict[str, Any]:
-    """Return those facts about a simulated server that matter for its hardware limit, for the header of a run file.
+    """Return the facts about a simulated server that are needed to judge its hardware limit, for the header of a run
+    file.
 
-    The result contains only the facts that apply to the server:
+    Facts that do not apply to the server are left out:
 
-    - `changes`: the figures of the GPU that were changed by `--set`. A changed technology, memory or network is left
-      out, because it is part of the GPU's name.
+    - `changes`: the figures of the GPU that `--set` changed. Changes of the technology, the memory or the network are
+      left out too, because they are part of the GPU's name.
     - `saves_work`: True if the server may be faster than the limit, because it drafts tokens or finds prompts in a
       cache.
-    - `own_gpu`: True if a file of the user (`--hardware`) describes the GPU.
+    - `own_gpu`: True if the user's file (`--hardware`) describes the GPU.
 
     If `deployment` is None, there is no hardware model, and the result is empty.
     """

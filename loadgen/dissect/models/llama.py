@@ -29,7 +29,7 @@ THETA = 10_000.0
 
 
 class TensorGroup(Protocol):
-    """Interface of a group of devices that share each layer."""
+    """Interface of a group of devices. Each layer of the model is split over these devices (tensor parallelism)."""
 
     @property
     def size(self) -> int:
@@ -112,7 +112,9 @@ class AttentionCore(nn.Module):
         self.flash = flash
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the attention of all queries. A causal mask applies if there are several queries per sequence."""
+        """Return the result of the attention for all queries. If a sequence has several queries, a causal mask is
+        applied.
+        """
         causal = queries.shape[2] > 1
         if self.flash:
             return functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)

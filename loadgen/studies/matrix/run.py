@@ -186,7 +186,9 @@ def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], Non
 
 
 def _leftover_line(lines: Sequence[JournalLine]) -> JournalLine | None:
-    """Return the journal line that was written when the last server was started, or None if this server was stopped."""
+    """Return the journal line about the last start of a server, or None if no server was started or the last one was
+    stopped.
+    """
     for line in reversed(lines):
         if line["type"] in ("up", "down"):
             return line if line["type"] == "up" else None

@@ -585,14 +585,14 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 
 
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
-    """Return by how much the work that arrives at the server varies, as a coefficient of variation.
+    """Return the coefficient of variation of the work that arrives at the server.
 
     The work varies for two reasons:
 
-    - Requests have different lengths. The variation of the prompt lengths or that of the output lengths is used,
-      whichever is larger. If the lengths are unknown before the run, the coefficient of variation is assumed to be 1.
-      This is the case, for example, if prompts come from a file.
-    - Requests arrive at random times, if `random_arrivals` is True. The variation of Poisson arrivals is then added.
+    - Requests have different lengths. Either the prompt lengths or the output lengths are used, whichever vary more. If
+      the lengths are unknown before the run, for example because prompts come from a file, their coefficient of
+      variation is assumed to be 1.
+    - Requests arrive at random times. If `random_arrivals` is True, the variation of Poisson arrivals is added.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")

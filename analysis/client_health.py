@@ -371,10 +371,12 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
+    """Return the source of the timestamps of the responses in a run.
 
-    If the responses have several sources, the result is the least exact one. Sources of less than MIN_SOURCE_SHARE of
-    the responses are ignored.
+    - If the responses have several sources, the result is the least exact of these sources. A source is ignored if its
+      share of the responses is less than MIN_SOURCE_SHARE.
+    - Only complete responses are considered. If there are none, all responses are considered.
+    - If no response has timestamps, the result is the source in the header of the run file.
     """
     sources = {source: count for source, count in frame.sources.items() if source.measured and source.stamps}
     complete = {source: count for source, count in sources.items() if source.state == "complete"}

@@ -26,13 +26,16 @@ ZEN_3_AND_4 = 25
 
 
 def import_numpy() -> None:
-    """Import NumPy. On AMD Zen 4, AVX-512 is disabled in NumPy, because it makes sorting slow there.
+    """Import NumPy. On AMD Zen 4, first tell NumPy not to use AVX-512, because sorting with AVX-512 is slow there.
 
-    AVX-512 is disabled through the environment variable DISABLE_VARIABLE. The variable is set only during the import,
-    so that programs started by loadgen do not inherit it.
+    The environment variable DISABLE_VARIABLE tells NumPy so. It is set only during the import, so that programs started
+    by loadgen do not inherit it.
 
-    The variable is not set in three cases: NumPy is already imported, the user has set the variable, or NumPy is older
-    than version NAMED_SINCE.
+    On Zen 4 too, the variable is not set in three cases:
+
+    - NumPy is already imported.
+    - The user has set the variable.
+    - NumPy is older than version NAMED_SINCE.
     """
     avoids_avx512 = (
         "numpy" not in sys.modules

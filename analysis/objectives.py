@@ -270,13 +270,10 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError for an objective that the command-line option `option` does not support.
+    """Raise ObjectiveError if an objective limits a drift, or if it applies to only a part of the requests.
 
-    The option supports no objectives of these two types:
-
-    - Objectives on a part of the requests: a class of traffic, a model or a replica. The option judges all requests
-      together.
-    - Objectives that limit a drift. The runs of the option are too short to measure a drift.
+    A part is a class of traffic, a model or a replica. `option` is the command-line option that states the objectives.
+    It judges all requests together, and its runs are too short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:

@@ -1,4 +1,7 @@
-"""Compares the replicas of a server: the engines behind one URL between which a balancer distributes the requests."""
+"""Compares the TTFT of the replicas of a server, to find replicas that are slower than others.
+
+Replicas are several engines that serve the same model. A load balancer or loadgen distributes the requests among them.
+"""
 
 from __future__ import annotations
 

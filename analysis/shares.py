@@ -18,9 +18,10 @@ Counts = tuple[int, int]
 
 
 class ResponseFigures(Protocol):
-    """Interface of the figures from which shares are computed, such as the share of complete requests.
+    """Interface of a summary with the figures that are needed to compute shares, such as the share of complete
+    requests.
 
-    The figures describe a run, or a part of a run.
+    The summary describes a whole run or a part of it.
     """
 
     @property

@@ -1,13 +1,17 @@
-"""Short forms of a load: `rate` and `concurrency` instead of `arrivals`.
+"""Replaces short forms of a load, such as `rate` and `concurrency`, by the setting `arrivals`.
 
-    rate=5                      poisson:5
-    concurrency=8               closed:8
-    rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
-    duration_s=30 and no load   closed:1, unless the plan has classes of traffic
-    requests:FILE with times    at:FILE
-    workload=sessions:FILE      starts:FILE, the start times in the file, if no load is given
+    settings of the user          the resulting `arrivals`
+    rate=5                        poisson:5
+    concurrency=8                 closed:8
+    rate=5, concurrency=8         poisson:5. Requests wait while 8 are in flight
+    workload=requests:FILE        at:FILE, if the file contains times
+    workload=sessions:FILE        starts:FILE, the start times in the file
+    duration_s=30                 closed:1
 
-A Plan stores `arrivals` for each of these loads. It stores `concurrency` only in the third case, as a limit.
+The last three rows apply only if the user states no load. The last row also requires that the user states neither a
+number of requests nor classes of traffic.
+
+In the third row, the plan also stores `concurrency`, as a limit of the requests in flight.
 """
 
 from __future__ import annotations

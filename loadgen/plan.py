@@ -474,7 +474,10 @@ class Plan:
 
     @property
     def models(self) -> list[str]:
-        """Return the names of all models that the plan or its classes of traffic name."""
+        """Return the names of all models that the plan or its classes of traffic use. Each name appears once.
+
+        A mix of models, such as `a=70,b=30`, contributes the name of each model in the mix.
+        """
         names = [self.model, *(table.get("model") for table in self.traffic)]
         mixes = [(name, model_mix.parse(name)) for name in names if name]
         return [*dict.fromkeys(model for name, mix in mixes for model in (mix.models if mix else (name,)))]

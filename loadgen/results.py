@@ -183,10 +183,12 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the group to which the folder `run` belongs, or None if there is no such group.
+    """Return the outermost group that contains the run folder `run`, or None if the run belongs to no group.
 
-    A group is a matrix, a sweep or a folder of repeats below `folder`. Groups may be nested, for example repeats in a
-    matrix. The outermost group is returned. It contains a link relative to `page`, the index page.
+    A group is a folder of several runs: a matrix, a sweep or a folder of repeats. A group can contain smaller groups.
+    For example, a matrix can contain folders of repeats. Only groups inside `folder` are considered.
+
+    The result contains a link to the group, relative to `page`, the file of the index page.
     """
     from loadgen.analysis.index_page import RunFolder
 

@@ -128,10 +128,13 @@ class JsonClient:
     ) -> None:
         """Prepare a client for the server at `url`. The first request opens the connection.
 
-        `url` is the base of all paths. A query of the URL is sent with every request. `timeout_s` is the time limit of
-        a response in seconds (default: 10). `say` is called with a line whenever the client waits for a busy server.
-        Without `retry`, the client never waits for a busy server. `address` is the address to connect to (default: any
-        address of the host).
+        - `url` is the base URL. Each request appends its path to this URL. If the URL has a query, every request gets
+          this query.
+        - `access` contains the credentials and TLS settings.
+        - `timeout_s` is the time limit of a response in seconds (default: 10).
+        - `say` is called with a line of text whenever the client waits for a busy server.
+        - `retry`: if False, the client does not wait for a busy server.
+        - `address` is the network address to connect to (default: any address of the host).
         """
         base, _, query = url.partition("?")
         unix = split_unix_url(base)

@@ -88,7 +88,10 @@ class Tunnel:
 
 
 def credentials_advice(proxy: Proxy) -> str:
-    """Return the advice for a proxy that answers 407: it requires credentials, or refuses those that were sent."""
+    """Return the advice to show if the proxy answers with status 407 (Proxy Authentication Required).
+
+    The proxy either requires credentials, or has refused those that it received.
+    """
     if proxy.headers:
         return f"it refuses the user and password in {PROXY_AUTH_VARIABLE}"
     return f"it requires a user and a password: put USER:PASSWORD into {PROXY_AUTH_VARIABLE}"
@@ -123,10 +126,10 @@ def normalise_proxy_url(url: str) -> str:
 
 
 def proxy_at(url: str, environ: Mapping[str, str] = os.environ) -> Proxy:
-    """Return the proxy at a URL that `normalise_proxy_url` accepted.
+    """Return the proxy at `url`, which must be in a form that `normalise_proxy_url` accepts.
 
-    The credentials for the proxy come from the environment variable PROXY_AUTH_VARIABLE. Raises SecretError if they
-    cannot be used.
+    If the variable PROXY_AUTH_VARIABLE in `environ` contains credentials, they are sent to the proxy. Raises
+    SecretError if they do not have the form USER:PASSWORD, or contain a character that an HTTP header cannot contain.
     """
     parts = urlsplit(normalise_proxy_url(url))
     credentials = environ.get(PROXY_AUTH_VARIABLE, "").strip()

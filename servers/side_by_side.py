@@ -23,12 +23,11 @@ Result = TypeVar("Result")
 def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Sequence[Item]) -> list[Result]:
     """Process `items` in parallel, and return the results in the order of the items.
 
-    Each of the `functions` runs in a separate thread, and usually has a separate connection to a server. A thread takes
-    the next item as soon as it has finished the one before, so any function may process any item.
+    Each function in `functions` runs in a separate thread, and usually uses a separate connection to a server. When a
+    thread has finished an item, it takes the next one. Any function may therefore process any item.
 
-    Some servers and gateways refuse several requests at the same time. If a function raises ServerError, no thread
-    takes another item. The first function then processes the remaining items one after the other. These are all items
-    that have no result yet. If it raises an error, this error is raised.
+    Some servers and gateways refuse simultaneous requests. If a function raises ServerError, the threads take no more
+    items. The first function then processes all items without a result, one after the other. Its errors are raised.
     """
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))

@@ -283,11 +283,13 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
 
 
 def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[str, int], path: object) -> list[int]:
-    """Return the positions of the requests of a session in an order in which parents come before their children.
+    """Return the positions of a session's requests, in an order in which every request comes after its parents.
 
-    A request waits for its parents. The root with the earliest recorded time comes first, where a root is a request
-    without parents. Apart from these two rules, requests keep the order of the file. `indices` maps their names to
-    positions. Raises WorkloadError if the requests form a cycle.
+    The parents of a request are the requests that it waits for. The first request of the result is the request without
+    parents that was recorded earliest. Apart from that, the requests keep the order of the file as far as possible.
+
+    `indices` maps the name of each request to its position in `drafts`. `name` is the name of the session, and `path`
+    is the file. Both appear in error messages. Raises WorkloadError if requests wait for each other in a cycle.
     """
     missing = [len({parent for parent, _, _ in draft.after}) for draft in drafts]
     children: list[list[int]] = [[] for _ in drafts]

@@ -123,7 +123,7 @@ class Words(msgspec.Struct, frozen=True):
         return sum(self.costs[word] for word in words)
 
     def cheapest(self) -> tuple[int, list[str]]:
-        """Return the smallest number of tokens of a word, and all words with this number of tokens."""
+        """Return the number of tokens of the words with the fewest tokens, and a list of these words."""
         minimum = min(self.costs.values(), default=1)
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
@@ -564,12 +564,17 @@ class TextWriter(msgspec.Struct, frozen=True):
 
 
 def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
-    """Return a writer for the texts that `survey` has recorded. The writer uses the words in `words`.
+    """Return a writer for the texts of the prompts that `survey` has counted. The texts consist of words in `words`.
 
-    All texts differ in their first words. Texts that share a beginning differ in the first words after this beginning,
-    if they are long enough. `count` counts the tokens of complete texts. It is required if the token count of a text is
-    not the sum over its words. Raises PromptError if a length cannot be reached, or if there are not enough different
-    texts of a length.
+    The texts differ in their first words, so that the server does not find them in its prefix cache. Only prompts that
+    are meant to share a beginning begin alike. They differ in the words after this beginning, as far as their length
+    leaves room for these words.
+
+    - `seed` determines which texts are written.
+    - `count` counts the tokens of whole texts. It is required if the tokens of a text are not the sum of the tokens of
+      its words.
+
+    Raises PromptError if no text has the length of a prompt, or if there are not enough different texts of this length.
     """
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)

@@ -128,11 +128,17 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
-    """Return the format of a trace file, judging by its first line.
+    """Return the format of a trace file: its layout, such as `Mooncake`, its timestamp unit and its block size.
 
-    `unit` and `block_tokens` replace the timestamp unit and the block size that the layout defines. Raises
-    WorkloadError if the file is not a trace, if its layout does not have the setting `unit` or `block_tokens`, or if
-    the layout's unit is implausible.
+    The first line of the file shows which layout the file has. `unit` and `block_tokens` replace the usual timestamp
+    unit and block size of this layout.
+
+    Raises WorkloadError in these cases:
+
+    - The file is not a trace.
+    - `unit` is given, but the timestamps of this layout are dates, which have no unit.
+    - `block_tokens` is given, but this layout has no blocks.
+    - `unit` is None, and with the usual unit of this layout, the timestamps are implausible.
     """
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)

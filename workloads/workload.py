@@ -450,11 +450,14 @@ def prepare_prompts(
 
 
 def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int], progress: Progress) -> None:
-    """Count the tokens of the prompts and answers in the workload's file, and store the results in `counts`.
+    """Count the tokens of texts in the workload's file, and store the number for each text in `counts`.
 
-    Many texts are counted at a time, because a server counts single texts slowly. `progress` is called with the number
-    of entries that have been read. Raises WorkloadError if the file is malformed, or if it has images and the endpoint
-    is not a chat endpoint.
+    The texts are the prompts and the recorded answers whose lengths the run needs. They are counted in large batches,
+    because a server counts single texts slowly. `progress` is called with the number of entries of the file that have
+    been read.
+
+    Raises WorkloadError if the file is malformed. Also raises WorkloadError if the file contains images or lists of
+    messages, but the endpoint is not a chat endpoint.
     """
     spec = prompts.spec
     source = spec.workload

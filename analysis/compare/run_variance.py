@@ -419,9 +419,10 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:
-    """Return, for each value, the share of the samples in `ordered` that are smaller than the value.
+    """Return the rank of each value among the samples in `ordered`, as a number from 0 to 1.
 
-    Samples that equal the value count one half.
+    The rank is the share of the samples that are smaller than the value. A sample that is equal to the value counts as
+    half a smaller sample. `ordered` must be in ascending order.
     """
     below = np.searchsorted(ordered, values, "left")
     up_to = np.searchsorted(ordered, values, "right")

@@ -302,9 +302,10 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _sweep_name(self, cell: CellName) -> str:
-        """Return the name of a sweep on a card of the report: the server and the platform on which it runs.
+        """Return the name under which a card of the report shows the sweep of `cell`, such as `vLLM on H100`.
 
-        The model is added if the matrix has several models, and the workload if it has several workloads.
+        The name contains the server and the platform. It also contains the model if the matrix has several models, and
+        the workload if the matrix has several workloads.
         """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         parts = [

@@ -1264,10 +1264,15 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 
 
 def hardware_limit_details(limit: HardwareLimit) -> str:
-    """Return sentences that compare the measured TPOT and TTFT with the limits of the hardware.
+    """Return a text that compares the mean TPOT and the mean TTFT of a run with the limits of the hardware.
 
-    The text also states the used shares of the memory bandwidth (MBU) and of the peak FLOP/s (MFU), and the share of a
-    decode step that is overhead of the inference framework.
+    The text also states:
+
+    - MBU, the used share of the memory bandwidth.
+    - MFU, the used share of the peak FLOP/s.
+    - The share of a decode step that the inference framework needs in addition to the computation.
+
+    If the run was faster than a limit, the text says that the server probably has other or more GPUs.
     """
     text = ""
     if limit.tpot_ratio is not None:

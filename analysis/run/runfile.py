@@ -568,13 +568,15 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 
 
 def _keep_removed_once(run: Run) -> None:
-    """Correct `run.removed`, the summaries of files of Records that were removed during the run (--keep-records).
+    """Remove superfluous summaries from `run.removed`.
 
-    If this process has also read a file itself, the summary of this file is deleted, because the requests in the file
-    would otherwise count twice. This happens if the file was removed while this process read the run, or if its removal
-    failed.
+    During a run with --keep-records, old files of Records are removed. `run.removed` contains a summary of each removed
+    file. This function removes two types of summaries:
 
-    If there are several summaries of a file, only the last one is kept.
+    - If several summaries belong to the same file, only the last one is kept.
+    - If this process has read the file itself, its summary is removed. Otherwise the requests in this file would count
+      twice. A file can be read in spite of its summary if its removal failed, or if it was removed only after this
+      process had read it.
     """
     by_file = {plain_name(part.file): part for part in run.removed}
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]

@@ -449,10 +449,13 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 
 
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
-    """Return the probability that the server violates `objective`, a bound on a latency, at the load of a run.
+    """Return the probability that the server violates the latency bound `objective` at the load of a run.
 
-    `frame` contains the requests of the run. `rows` contains the indices of the requests to use, in the order of their
-    due times. The order matters, because the latencies of consecutive requests are correlated.
+    - `frame` contains the requests of the run.
+    - `rows` contains the indices of the requests to use. They must be in the order of their due times, because
+      consecutive requests have correlated latencies.
+
+    For the minimum or the maximum of a latency, the result is 0 or 1: it states only what happened in the run.
     """
     all_values, all_missed, all_samples = _per_request(objective, frame)
     values = all_values[rows]

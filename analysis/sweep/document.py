@@ -428,9 +428,10 @@ def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
 
 
 def _requests_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return a list with the chip that states how many requests were complete. The list is empty without requests.
+    """Return a list with one chip, which states how many of the planned requests were complete.
 
-    Only requests at loads within the capacity count, because failures are expected at higher loads.
+    Requests at loads above the capacity do not count, because failures are expected there. The list is empty if no
+    requests were planned at the other loads.
     """
     steps = [step for sweep in sweeps for step in sweep.steps if _is_within(step, sweep)]
     planned = sum(step.planned for step in steps)

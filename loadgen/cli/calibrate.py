@@ -111,17 +111,20 @@ def search(
     measure: Callable[[CalibrationPoint], StampComparison],
     more_time: Callable[[], bool],
 ) -> tuple[StampComparison | None, str]:
-    """Find the burst with the highest event rate at which timestamps are exact.
+    """Run bursts to find the highest event rate at which timestamps are exact.
 
-    Return two values: this burst, or None if no burst was exact, and what prevented a faster burst (`client`, `server`
-    or `time`).
+    Return two values. The first is the result of the exact burst with the highest event rate, or None if no burst was
+    exact. The second names what prevented a higher rate: `client`, `server` or `time`.
 
-    `first` is the result of the first burst, whose load is `point`. `measure` runs another burst. `more_time` returns
-    False when no further burst may be run.
+    The search starts from `first`, the result of a burst with the load `point`. The next bursts have other inter-token
+    latencies:
 
-    - If the timestamps of `first` are exact, each further burst has half the inter-token latency, until timestamps are
-      not exact or the server does not keep up.
-    - If they are not exact, each further burst has twice the inter-token latency, until timestamps are exact.
+    - If the timestamps of `first` are exact, each burst halves the inter-token latency. The search ends when timestamps
+      are not exact (`client`) or the server does not keep up (`server`).
+    - Otherwise, each burst doubles the inter-token latency. The search ends when timestamps are exact (`client`).
+
+    In both cases, the search also ends when `more_time` returns False or the next latency would be too extreme
+    (`time`). `measure` runs a burst and returns its result.
     """
     fastest = first if first.exact else None
     last = first

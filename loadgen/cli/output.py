@@ -162,7 +162,7 @@ def print_error(sentence: str) -> None:
 
 @dataclass(kw_only=True)
 class Output:
-    """Prints and writes the results of one command, as its output options require, such as `--json`."""
+    """The output of one command. Options such as `--json`, `--quiet` and `--junit` determine its form."""
 
     as_json: bool
     quiet: bool

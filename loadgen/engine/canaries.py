@@ -72,7 +72,10 @@ class CanaryLoop(ClosedLoop):
         return [] if self.stopped else super().group()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the next canary of a client whose last one was answered at `ended_ns`, or None at the end."""
+        """Return the next canary for the client whose previous canary was answered at `ended_ns`.
+
+        Return None if the loop has been stopped, or if no canary is left.
+        """
         return None if self.stopped else super().next_after_completion(ended_ns)
 
 

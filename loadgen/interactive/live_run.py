@@ -693,10 +693,13 @@ class LiveRun:
         self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting, **server)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
-        """End the run and write its footer to the run file. Further calls do nothing.
+        """End the run and write its footer to the run file.
 
-        `users` is the number of users at the end of the run. Normally, return None. If the disk was full, the last
-        lines were written to a second file, and its path is returned.
+        Return None if the run file is complete. If the disk was full, return the path of a second file, which contains
+        the last lines of the run.
+
+        `users` is the number of users at the end of the run. `interrupted` is True if the user has interrupted the run.
+        If the run has already ended, this method does nothing and returns None.
         """
         if self.ended:
             return None

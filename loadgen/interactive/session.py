@@ -400,10 +400,17 @@ def _check_start_form(session: LocustSession, environment: Any, base: str) -> Re
 
 
 def _apply_start_form(session: LocustSession, environment: Any, form: Mapping[str, str]) -> None:
-    """Apply the settings of the form on Locust's start page to the next run.
+    """Apply the settings in `form`, which is the form on Locust's start page, to the next run of `session`.
 
-    The form may change the load. It must not name new files, and it must not send secrets to another server. Raises
-    PlanError, ValueError, and the errors of `LocustSession.choose`.
+    `environment` is Locust's environment. The form may change the load, the workload and the server. It is refused in
+    these cases:
+
+    - It names a file that was not named on the command line.
+    - It names another server, although the requests contain an API key or other headers, which only the present server
+      may see.
+    - It changes the workload or the server while a run is in progress.
+
+    Raises PlanError, ValueError, and the errors of `LocustSession.choose`.
     """
     unknown = form.keys() - LOCUST_FIELDS - {*_fields("form")}
     if unknown:

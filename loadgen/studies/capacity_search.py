@@ -252,15 +252,14 @@ class CapacitySearch:
         return sorted(candidates, key=lambda candidate: candidate.limit_cost)
 
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
-        """Return `configuration` as a candidate of the search, or None if it is excluded.
+        """Return a candidate of the search for `configuration`, or None if this configuration is excluded.
 
-        The physical limit is the performance at the rates of the data sheet. A configuration is excluded in these
-        cases:
+        A configuration is excluded in three cases:
 
-        - The model and the longest request of `facts` do not fit into memory.
-        - The configuration misses an objective even at its physical limit. With --exhaustive, it is not excluded for
-          this reason.
-        - The configuration needs more GPUs than --max-gpus even at its physical limit.
+        - The model and the longest request in `facts` do not fit into the memory of its GPUs.
+        - It misses an objective even at the physical limit, where the GPUs reach all rates of their data sheet. With
+          --exhaustive, such a configuration is not excluded.
+        - It needs more GPUs than --max-gpus even at the physical limit.
         """
         try:
             deployment = configuration.deployment(self.model, self.space)

@@ -175,7 +175,11 @@ class ServerModel:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A server model in which every value is set: limits, step durations, and facts for the header of the run file."""
+    """A complete model of a server, ready for a simulation: every value is known.
+
+    It contains the limits of the server, the durations of its steps, and the facts about it for the header of the run
+    file.
+    """
 
     policy: Policy
     kv_tokens: int

@@ -1,15 +1,19 @@
-"""The twin of a server: a simulated server whose constants are fitted to measured runs. A JSON file stores the twin.
+"""Defines the twin of a server: a simulated server that behaves like the real one. It is stored in a JSON file.
 
-    runs ─ loadgen.studies.twin_fitting ─> Twin ─> twin.json ─ loadgen.studies.simulate ─> predictions for another load.
+A fit determines the constants of the twin from measured runs of the real server. A simulation with these constants then
+predicts how the real server behaves under another load:
 
-The constants depend on what is known about the server:
+    runs ─ loadgen.studies.twin_fitting ─> Twin ─> twin.json ─ loadgen.studies.simulate ─> predictions
 
-- If the GPU and the model are known, the constants are the host (CPU) time per step and two factors. The factors
-  compare the server's memory bandwidth and compute rate with those of typical kernels.
-- Otherwise the constants are the coefficients of a linear step duration (`LinearStepTime`).
+Every twin has these constants:
 
-In both cases there are two more constants: the time that the server's HTTP front end takes per request, and the time
-from the front end to the first step.
+- The time that the HTTP front end of the server takes per request.
+- The time from the front end to the first step.
+- The host (CPU) time per step, and per sequence in a step.
+
+If the GPU and the model are known, there are two factors in addition. They compare the memory bandwidth and the compute
+rate of the server with those of typical kernels. Otherwise there are two times instead: per prompt token, and per token
+of context while decoding (`LinearStepTime`).
 """
 
 from __future__ import annotations

@@ -549,12 +549,12 @@ class FitProblem:
         return errors
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """Return the values that the fit makes small: the residuals of all latencies, followed by one residual per
+        """Return the residuals whose sum of squares the fit minimises: those of all latencies, and then one per
         constant.
 
         `logarithms` contains the logarithms of the constants. The residual of a constant is `log(constant / start
-        value) / spread`, where `spread` is the standard deviation of the constant's prior distribution. This residual
-        keeps the constant near its start value.
+        value) / spread`, where `spread` is the standard deviation of the prior distribution of `log(constant)`. This
+        residual keeps the constant near its start value.
         """
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 

@@ -166,7 +166,10 @@ class Accuracy:
 
     @property
     def errors(self) -> str:
-        """Text with the errors and the number of rows."""
+        """Text with the median error, the 90th percentile of the errors, and the number of compared rows.
+
+        For example: `8% (p50) and 21% (p90) off in 120 rows`.
+        """
         return f"{100 * self.error_p50:.0f}% (p50) and {100 * self.error_p90:.0f}% (p90) off in {self.rows:,} rows"
 
 

@@ -22,10 +22,12 @@ address of other clients are not known in advance."""
 
 
 def open_arrivals(listening: socket.socket) -> TimestampSource:
-    """Return a source of kernel timestamps for packets from loopback to the socket `listening`.
+    """Return a source of timestamps for the requests that arrive at the socket `listening` over loopback.
 
-    If this process cannot open a packet ring, the result is `PLAIN`, the source of user-space timestamps. The calling
-    thread permanently gives up its capability to open packet sockets.
+    The source uses a packet ring, in which the kernel timestamps packets. If this process cannot open a packet ring,
+    the result is `PLAIN`, which takes timestamps in this process.
+
+    In both cases, the calling thread permanently gives up its capability to open packet sockets.
     """
     family = listening.family
     port = listening.getsockname()[1]

@@ -1,17 +1,19 @@
 """Presets for the simulated schedulers of vLLM, TGI, LightLLM, SGLang and TEI.
 
-A preset models the engine of a server in one version: `current` or `2023` (autumn 2023). SGLang and TEI have only the
-preset `current`.
+A preset describes one version of an engine: `current`, or `2023` (autumn 2023). SGLang and TEI have only the preset
+`current`. A preset has two parts:
 
-A preset consists of the batching policy of the engine, and of overheads: times that a step takes in addition to its
-kernels. A comment at each policy names the source files of the engine from which the rules of the policy were taken.
-The numbers of the overheads come from these sources:
+- The batching policy: the rules by which the engine forms batches. A comment names the source files of the engine that
+  contain these rules.
+- The overheads: numbers that say how much longer a step takes than its kernels.
 
-- `current`: the values of vLLM or SGLang in servers/hardware/frameworks.csv. No values are published for the other
-  servers, so their presets are assumed to have the values of vLLM.
-- `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
-  requests and Poisson arrivals). Each server has one set of numbers for all loads. `python -m benchmarks.schedulers`
-  reports the remaining errors.
+The overheads have these sources:
+
+- `current`: the rows of vLLM and SGLang in servers/hardware/frameworks.csv. The other engines are assumed to have the
+  overheads of vLLM, because no measurements of them are published.
+- `2023`: a fit to the measurements in github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800,
+  with bursts of 1000 requests and with Poisson arrivals). An engine has the same overheads at every load. `python -m
+  benchmarks.schedulers` reports the remaining errors.
 """
 
 from __future__ import annotations

@@ -176,11 +176,15 @@ class StepTime:
         return float(row[index - 1] + growth_s * (context - start)), growth_s, max(1, int(end - context))
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
-        """Return the attention time of all prompts in a step, in seconds.
+        """Return the time in seconds that a step needs for the attention of its prompts.
 
-        `tokens` is the number of prompt tokens in the step. Each of them attends to itself and to all tokens before it
-        in its prompt. `pairs` counts these pairs of tokens. The estimate assumes that all prompts are equally long. For
-        each prompt, this step computes `chunk` tokens, and earlier steps have computed `before` tokens:
+        - `prompts` is the number of prompts in the step.
+        - `tokens` is the number of prompt tokens that the step computes, over all prompts.
+        - `pairs` is the number of pairs of tokens. Each token of the step forms a pair with itself and with every
+          earlier token of its prompt.
+
+        All prompts are assumed to be equally long. For each prompt, this step then computes `chunk` tokens, and earlier
+        steps have computed `before` tokens:
 
             chunk = tokens / prompts
             before = pairs / tokens - (chunk + 1) / 2

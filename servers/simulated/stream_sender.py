@@ -221,10 +221,14 @@ def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[by
 
 
 def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that withholds events until `k` tokens are due, and then sends them in one write.
+    """Fault hook that withholds events until they contain `k` tokens, and then sends these events in one write.
 
-    If `merges` is True, all these tokens are in one event, provided that the protocol allows events with several
-    tokens. Otherwise the events stay separate.
+    Return the events to send now, and the number of their tokens. At the end of the response, the withheld events are
+    sent even if they contain fewer than `k` tokens.
+
+    `first` is the number of tokens that were due before this call, and `tokens` is the number of tokens that are due
+    now. If `merges` is True, all withheld tokens are sent in a single event, provided that the protocol allows events
+    with several tokens.
     """
     withheld = stream.withheld
     withheld.append((first, tokens))
@@ -301,7 +305,7 @@ class Lateness:
         self.max_ns = 0
 
     def add(self, late_ns: int) -> None:
-        """Count one send that was `late_ns` after its due time."""
+        """Add one send to the histogram. It took place `late_ns` after the time at which it was due."""
         if late_ns > self.max_ns:  # noqa: PLR1730 - max() costs four times as much
             self.max_ns = late_ns
         self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1

@@ -68,7 +68,7 @@ class SubAgentRow(msgspec.Struct):
 
 
 class TraceRow(msgspec.Struct):
-    """One conversation, which is one line of the file or the whole file."""
+    """A recorded conversation. A file has one conversation per line, or consists of a single conversation."""
 
     id: str
     requests: list[msgspec.Raw]

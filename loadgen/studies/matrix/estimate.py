@@ -239,9 +239,11 @@ def count_gpus(start: Start) -> tuple[int, str]:
 
 
 def _modelled_run(start: Start, run: Plan) -> Estimate | None:
-    """Return the simulated duration of a run, or None if the run cannot be simulated.
+    """Return an estimate of the duration of `run` from a simulation, or None if the run cannot be simulated.
 
-    A run cannot be simulated, for example, if the server, the GPU or the model is unknown.
+    A simulation is impossible if, for example, the server, the GPU or the model is unknown. Of a long run, only the
+    first MAX_MODELLED_REQUESTS requests are simulated, and the duration is extrapolated. `start` is the launch of the
+    server that serves this run.
     """
     from loadgen.studies import simulate
 

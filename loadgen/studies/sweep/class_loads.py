@@ -129,13 +129,14 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
-    """Return the plan with new numbers of clients for the classes of traffic that are closed loops.
+    """Return the plan with new numbers of clients for its classes of traffic that are closed loops.
 
-    `clients` maps the name of each of these classes to its new number of clients. In the result, each class has a
-    separate number, even if the classes divide a common number among them in `plan`.
+    `clients` maps the name of each of these classes to its new number of clients. In `plan`, some classes may only have
+    weights, by which they divide the clients of the whole plan among them. In the result, each of these classes states
+    its own number of clients instead of a weight.
 
-    The number of workers is reduced to the smallest number of clients if necessary, because each worker needs at least
-    one client of every closed loop.
+    Each worker needs at least one client of every closed loop. If a class has fewer clients than the plan has workers,
+    the number of workers is therefore reduced to this number of clients.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

@@ -26,12 +26,12 @@ ZEN_3_AND_4 = 25
 
 
 def import_numpy() -> None:
-    """Import NumPy. On AMD Zen 4, first tell NumPy not to use AVX-512, because sorting with AVX-512 is slow there.
+    """Import NumPy. On AMD Zen 4, disable AVX-512 in NumPy, because sorting with AVX-512 is slow there.
 
-    The environment variable DISABLE_VARIABLE tells NumPy so. It is set only during the import, so that programs started
-    by loadgen do not inherit it.
+    AVX-512 is disabled by the environment variable DISABLE_VARIABLE. The variable is set only during the import, so
+    that programs started by loadgen do not inherit it.
 
-    On Zen 4 too, the variable is not set in three cases:
+    Even on Zen 4, the variable is not set in three cases:
 
     - NumPy is already imported.
     - The user has set the variable.

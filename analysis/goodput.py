@@ -111,14 +111,14 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the smallest factor by which `bounds` can be multiplied so that enough requests meet them.
+    """Return the factor by which `bounds` must be multiplied so that just enough requests meet them.
 
-    `share` is the share of the requests that is enough, such as 0.99. The result also contains the multiplied bounds. A
-    factor below 1 means that the requests would meet even stricter bounds.
+    - `ordered` contains one number per request: the smallest factor at which this request meets the bounds. It is
+      infinite if the request is not complete. The numbers are in ascending order.
+    - `share` is the share of the requests that must meet the bounds, such as 0.99.
 
-    `ordered` contains one number per request, in ascending order: the smallest factor at which this single request
-    meets the bounds (see `bound_scale`). This number is infinite for requests that are not complete. Return None if it
-    is infinite for too many requests, or if there are no requests.
+    The result contains the factor and the multiplied bounds. With a factor below 1, the requests meet even stricter
+    bounds than `bounds`. Return None if no finite factor is sufficient, or if there are no requests.
     """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):

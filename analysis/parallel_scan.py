@@ -62,14 +62,16 @@ def _are_distinct(ids: Integers) -> bool:
 
 
 def _middle(main: Path) -> int | None:
-    """Return the byte offset of a line in the middle of the run file `main`, where a second process begins to read.
+    """Return the byte offset of a line near the middle of the run file `main`. A second process will read from there
+    on.
 
-    Return None if one process must read the whole file, for one of these reasons:
+    Return None if the file cannot be divided between two processes:
 
     - `main` is not a regular file or is too small, or a line in its middle is very long.
-    - The folder also contains files of Records, or the part files of a run that is in progress or was killed.
+    - The folder also contains files of Records.
+    - The folder contains the part files of a run that is in progress or was killed.
     - Only one CPU core is available.
-    - This process has several threads. Such a process cannot be forked safely.
+    - This process has several threads, so it cannot be forked safely.
     """
     if not can_fork() or not main.is_file():
         return None

@@ -3,7 +3,7 @@
     settings of the user          the resulting `arrivals`
     rate=5                        poisson:5
     concurrency=8                 closed:8
-    rate=5, concurrency=8         poisson:5. Requests wait while 8 are in flight
+    rate=5, concurrency=8         poisson:5 (requests wait while 8 are in flight)
     workload=requests:FILE        at:FILE, if the file contains times
     workload=sessions:FILE        starts:FILE, the start times in the file
     duration_s=30                 closed:1

@@ -101,10 +101,10 @@ def streaming_remedies(gateways: Iterable[str]) -> list[str]:
 
 
 def _one_header_each(names: set[str]) -> set[str]:
-    """Return `names` with only one header per gateway.
+    """Return `names` without repetitions of a gateway.
 
-    A name describes a gateway and the header that reveals it, such as `nginx/1.22.1 (Server)`. If several headers
-    reveal the same gateway, the first name in alphabetical order is kept.
+    A name consists of a gateway and of the response header that reveals it, such as `nginx/1.22.1 (Server)`. If several
+    headers reveal the same gateway, only the name that comes first in alphabetical order is kept.
     """
     kept = dict[str, str]()
     for name in sorted(names):

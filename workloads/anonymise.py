@@ -151,9 +151,11 @@ class BlockHasher:
         return [*before, *self._chained(own)]
 
     def _contents(self, prompt: PromptContent) -> Iterator[bytes]:
-        """Yield the content of each block of a prompt: its token ids, or its part of the text if there is no tokenizer.
+        """Yield the content of each block of a prompt as bytes.
 
-        Without a tokenizer, the number of words per token is estimated, and so is the end of each block.
+        With a tokenizer, or if the prompt consists of token ids, the content of a block is its token ids. Otherwise the
+        content is a part of the text. The ends of the blocks are then estimated from the mean number of words per
+        token.
         """
         if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = tuple(self._tokenizer.ids(prompt))

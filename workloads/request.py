@@ -99,7 +99,11 @@ def wire_id(prefix: str, number: int) -> str:
 
 
 def number_of_wire_id(text: str) -> int:
-    """Return the number of the request whose id on the wire is `text`. Raises ValueError for an id of another form."""
+    """Return the request number that an id contains, for example 17 for `5f0c9a1be2d4-17`.
+
+    `text` is the id that the request has on the wire. The id of a warm-up request contains a negative number, for
+    example -2 in `5f0c9a1be2d4-w2`. Raises ValueError if `text` contains no number in this form.
+    """
     last = text.rpartition("-")[2]
     return -int(last[1:]) if last.startswith("w") else int(last)
 

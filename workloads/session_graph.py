@@ -351,13 +351,16 @@ def _agent_of(
 
 
 def _context_of(draft: DraftNode, edges: Sequence[Edge], numbers: Mapping[str, int], path: object) -> int | None:
-    """Return the index of the earlier request whose conversation `draft` continues. None if `draft` begins a new
-    conversation.
+    """Return the index of the request whose conversation `draft` continues, or None if `draft` begins a new one.
 
-    `draft` and the earlier request belong to one session. `edges` contains the requests that `draft` waits for, and
-    `numbers` maps the names of these requests to indices. `path` is the file in error messages.
+    The conversation is that of the request that `draft` names in its field `context`. If this field is empty, it is
+    that of the first request in `edges` whose end `draft` waits for.
 
-    Raises WorkloadError if `draft` does not wait for the end of the earlier request.
+    - `edges` lists the requests that `draft` waits for.
+    - `numbers` maps the names of requests to their indices.
+    - `path` is the file, for error messages.
+
+    Raises WorkloadError if `draft` does not wait for the end of the request whose conversation it continues.
     """
     if draft.history == "fresh":
         return None

@@ -95,7 +95,7 @@ class TraceFormat(msgspec.Struct, frozen=True):
 
 
 class TimestampRow(msgspec.Struct):
-    """The timestamp of a JSON row. The check of the timestamp unit decodes only this field of a row."""
+    """A row of a JSON trace, of which only the timestamp is decoded. It serves to check the unit of the timestamps."""
 
     timestamp: float
 

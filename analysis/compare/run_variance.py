@@ -125,14 +125,16 @@ class Samples(NamedTuple):
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """Return the samples of the latency `metric` of a run, in order of time and divided into groups of neighbours.
+    """Return the samples of the latency `metric` of a run in order of time, divided into groups of neighbouring
+    samples.
 
-    There are two kinds of groups. They differ in the part of the variation that is due to chance:
+    The groups serve to estimate how much the latency varies by chance. There are two types of groups:
 
-    - Strata: only differences within a group are due to chance. In a burst, latencies such as TTFT and E2E depend on
-      the position of the request in the burst, so their samples are divided into strata.
-    - Batches: differences between groups are due to chance. All other samples are divided into batches. Examples are
-      the times per token in a burst, and all latencies in a run that is not a burst.
+    - Strata are used for latencies of whole requests in a burst, such as TTFT and E2E. Such a latency depends on the
+      position of the request in the burst. The differences between groups are therefore not due to chance, but the
+      differences within a group are.
+    - Batches are used for all other latencies: for the times per token in a burst, and for every latency in a run that
+      is not a burst. The differences between groups are then due to chance.
     """
     frame = run.frame
     if metric.per != "request":

@@ -429,10 +429,10 @@ class MatrixReport:
         return result
 
     def _sets_lengths(self, cell: CellName) -> bool:
-        """Return True if the server of `cell` determines the response lengths of all servers.
+        """Return True if the responses of the other servers must be as long as those of the server of `cell`.
 
-        The setting `equal_work` of the plan names this server. Its responses may have any length. The requests to all
-        other servers then ask for responses of these lengths.
+        This is the case if the plan's setting `equal_work` names the server of `cell`. The responses of this server may
+        have any length, and the requests to the other servers then ask for the same lengths.
         """
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 

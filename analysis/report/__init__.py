@@ -324,7 +324,7 @@ def _table(table: Table) -> str:
 
 
 def card_note(card: Card) -> str:
-    """Return the note of a card as one text, which begins with the second figure of the card if there is one."""
+    """Return the note of a card. If the card has a second figure, the text begins with this figure."""
     return "; ".join(filter(None, (" ".join(card.second) if card.second else "", card.note)))
 
 

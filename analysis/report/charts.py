@@ -241,11 +241,11 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return a copy of `value` in which all references, such as `$x` and `@run`, are replaced by the values that they
-    name.
+    """Return a copy of `value` with every placeholder replaced by its value. Placeholders are texts such as `$x` and
+    `@run`.
 
-    `value` is a trace or a layout of a chart, or a part of one. The other arguments are those of `_resolved_text`,
-    which replaces a single reference.
+    `value` is a part of the definition of a chart, for example a trace or the layout. Nested lists and mappings are
+    searched too. `_resolved_text` replaces a single placeholder, and documents the other arguments.
     """
     if isinstance(value, Mapping):
         return {name: _resolved(part, run, drawn, several) for name, part in value.items()}

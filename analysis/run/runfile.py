@@ -570,13 +570,13 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 def _keep_removed_once(run: Run) -> None:
     """Remove superfluous summaries from `run.removed`.
 
-    During a run with --keep-records, old files of Records are removed. `run.removed` contains a summary of each removed
-    file. This function removes two types of summaries:
+    During a run with --keep-records, old files of Records are removed. `run.removed` contains summaries of the removed
+    files. Two rules determine which summaries remain:
 
-    - If several summaries belong to the same file, only the last one is kept.
-    - If this process has read the file itself, its summary is removed. Otherwise the requests in this file would count
-      twice. A file can be read in spite of its summary if its removal failed, or if it was removed only after this
-      process had read it.
+    - If several summaries belong to the same file, only the last one remains.
+    - If this process has read a file itself, no summary of this file remains. Otherwise the requests in the file would
+      count twice. This happens if the removal of the file failed, or if the file was removed only after this process
+      had read it.
     """
     by_file = {plain_name(part.file): part for part in run.removed}
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]

@@ -188,10 +188,10 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return the predicted figures at one load, for the curves on the page of a sweep.
+    """Return the figures that a twin predicts at the load `load`, for the curves on the page of a sweep.
 
-    `summary` is the summary of a simulation at this load. The simulated server is a twin, which means that it was
-    fitted to a measured server.
+    A twin is a simulated server that was fitted to a measured server. `summary` is the summary of a simulation of the
+    twin at this load. The result contains the load, and every predicted figure that has a value.
     """
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {

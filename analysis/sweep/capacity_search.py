@@ -455,7 +455,7 @@ def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers)
     - `rows` contains the indices of the requests to use. They must be in the order of their due times, because
       consecutive requests have correlated latencies.
 
-    For the minimum or the maximum of a latency, the result is 0 or 1: it states only what happened in the run.
+    For a bound on the minimum or the maximum, the result only states whether the run violated the bound: 0 or 1.
     """
     all_values, all_missed, all_samples = _per_request(objective, frame)
     values = all_values[rows]

@@ -177,7 +177,11 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
 
 
 def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
-    """Run one burst, print how its timestamps differ from the server's log, and return this comparison."""
+    """Run one burst with the load `point`, and compare its timestamps with the log of the simulated server.
+
+    Print the result with `say`, and return it. `folder` is the folder for temporary files. Raises LoadgenError if there
+    is nothing to compare.
+    """
     from loadgen.analysis.calibration import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 

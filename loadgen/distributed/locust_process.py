@@ -160,11 +160,13 @@ class Peer:
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Send a sealed message to the machine `node`. Do nothing if there is no sealed channel to this machine.
+        """Send a message to the machine `node` through its sealed channel. Do nothing if `node` has no sealed channel.
 
-        A sealed message has a number and an authentication code. The code covers the content, but not `step`, the type
-        of the message, such as `ping`. `body` is a function that returns the content. No other message is sent while
-        `body` runs, so that messages leave in the order of their numbers.
+        A sealed channel adds a number and an authentication code to every message. `body` is a function that returns
+        the content of the message. `step` is the type of the message, such as `ping`. The authentication code protects
+        only the content, not the type.
+
+        While `body` runs, no other message can be sent. Messages are therefore sent in the order of their numbers.
         """
         with self._sending:
             channel = self.channels.get(node)

@@ -826,12 +826,13 @@ class Recorder:
         max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
     ) -> None:
-        """Create the recorder of worker number `worker`.
+        """Create a recorder for the worker process with the number `worker`.
 
-        - `dialect` is the response format of requests that name no other one.
+        - `dialect` is the response format of all requests that do not name another format.
         - `sink` receives the Records.
+        - `counts` contains the live counters that the recorder updates.
         - `stamps` is the source of timestamps.
-        - `max_read_delay_ns` returns the longest delay between two socket reads since it was last called.
+        - `max_read_delay_ns` is a function that returns the longest delay between two socket reads since its last call.
         - `disk_spill` moves long unfinished responses from memory to disk.
         """
         self.start_ns = 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """How one worker process ended: its exit code or signal, the number of its due requests, and its files."""
+    """Describes how a worker process ended, and how many of its requests were due until then."""
 
     task: WorkerTask
     due: int

@@ -1,8 +1,10 @@
-"""Stores in the user's cache folder what a run learned about a server's vocabulary, so that later runs start sooner.
+"""Stores the token counts of words in the user's cache folder, so that later runs on the same server start sooner.
 
-A file holds words and the number of tokens of each word, for one server, version, model, address and counting route.
-A later run checks the stored numbers with a few of its own texts before it uses them. Files contain no secrets. Without
-a usable file, a run only takes longer to start.
+A run asks the server how many tokens each word has. It stores the answers in a file. The file is valid only for the
+same server, server version, model, URL, words and counting route. A later run that finds the file checks some of the
+stored numbers before it uses them. If there is no usable file, the run asks the server again.
+
+Files contain no secrets.
 """
 
 from __future__ import annotations

@@ -314,9 +314,10 @@ def own_prompts(prompts: Prompts, worker: int, workers: int, group: int = 1) -> 
 
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
-    """Import the modules that several workers need, before the workers are forked.
+    """Import modules that the workers need, before the workers are forked. They then share these modules.
 
-    If there is only one worker, it imports the modules itself, while the coordinator does other work.
+    With several workers, this process imports uvloop and the driver. A single worker imports these two itself, while
+    the coordinator does other work. The modules of the timestamp source are always imported here.
     """
     preload_source(tasks[0].stamps)
     if len(tasks) > 1:
@@ -439,15 +440,15 @@ async def _work(
 def _driver_builder(
     task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: TimestampSource, least_busy: LeastBusy | None
 ) -> BuildDriver:
-    """Return a function that builds the drivers of a worker.
+    """Return a function that builds drivers for a worker process. A driver sends the requests of a queue.
 
-    The function has these arguments:
+    The returned function has these parameters (see BuildDriver):
 
-    - the queue of requests to send.
-    - the writer of their Records.
-    - the live counters to update.
-    - the number of connections to open in advance.
-    - for canaries only: the log of their answers.
+    - `queue`: the requests to send.
+    - `sink`: receives the Records of these requests.
+    - `counts`: the live counters that the driver updates.
+    - `spare`: the number of connections that are opened in advance.
+    - `canary_log`: receives the answers to canaries. None for other requests.
     """
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder

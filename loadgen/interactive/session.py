@@ -439,14 +439,12 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, base: str) -> Response:
-    """Adapt a `response` of Locust's web server to loadgen, and return it.
+    """Adapt a response of Locust's web server to loadgen, and return it. `base` is the URL path of the main page.
 
-    - Every response gets loadgen's HTTP headers.
-    - The main page gets loadgen's section.
-    - The column title `Average size (bytes)` becomes `Average size (tokens)`, because loadgen reports the number of
-      tokens as the size of a response.
-
-    `base` is the URL path of the main page.
+    - The headers of every response forbid other web pages to read it or to show it in a frame.
+    - The main page gets a section with the figures of loadgen.
+    - In scripts and reports, the column title `Average size (bytes)` becomes `Average size (tokens)`, because loadgen
+      reports the number of tokens of a response as its size.
     """
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)

@@ -294,9 +294,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
-    """Return a dict with a text for each figure of a snapshot: the latencies so far, and the current token rate.
+    """Return the figures of a snapshot as texts, by name: the latencies so far and the current token rate.
 
-    For example, the text for `TTFT` is `TTFT p50 80 ms p99 120 ms`. A latency that is not known yet has no text.
+    For example, the text with the name `TTFT` is `TTFT p50 80 ms p99 120 ms`. A latency that is not known yet is left
+    out.
     """
     from loadgen.analysis.format import duration
 

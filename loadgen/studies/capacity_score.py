@@ -243,11 +243,13 @@ def formula_curve(
     separate: bool,
     objectives: Sequence[Objective] = (),
 ) -> LoadCurve:
-    """Return the load curve of a deployment: predicted mean latencies and rates for several numbers of requests in
-    flight.
+    """Return the predicted mean latencies and rates of a deployment as a load curve.
 
-    `separate` is True if prefill and decode have separate workers. The `objectives` are used only in this case. They
-    limit how busy the prefill workers may be, because prompts wait longer for busy workers.
+    The points of the curve are different numbers of requests in flight. `facts` describes the requests, and `policy`
+    contains the limits of the engine.
+
+    `separate` is True if prefill and decode have separate workers. Only then are the `objectives` used. They limit how
+    busy the prefill workers may be, because prompts wait longer for busy workers.
     """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)

@@ -369,9 +369,11 @@ class CapacitySearch:
         return [ReplicaPool(max(1, math.ceil(self.rate_per_s / rate)), configuration.gpus) for rate in rates]
 
     def _simulate(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[CapacityOption]:
-        """Simulate the cheapest candidates, and return their options, cheapest first.
+        """Simulate the most promising of the `candidates`, and return the resulting options, cheapest first.
 
-        The best candidate of each GPU type is always simulated, so that the result compares GPU types.
+        A candidate is skipped, for example, if it probably costs more than the cheapest candidate simulated so far, or
+        if enough candidates have been simulated. The best candidate of each GPU type is never skipped, so that the
+        result compares GPU types. With --exhaustive or few candidates, no candidate is skipped.
         """
         ready = sorted((each for each in candidates if each.expected_per_s), key=lambda each: each.order)
         everything = self.exhaustive or len(ready) <= ALWAYS_SIMULATED

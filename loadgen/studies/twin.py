@@ -94,7 +94,10 @@ class TwinConstant(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Twin(msgspec.Struct, kw_only=True, frozen=True):
-    """A twin, as `loadgen twin fit` writes it to a JSON file."""
+    """A simulated server whose constants were fitted to measured runs of a real server.
+
+    `loadgen twin fit` writes it to a JSON file.
+    """
 
     format: int = FORMAT
     version: str

@@ -1,21 +1,21 @@
-"""Dialects (request and response formats) of the audio endpoints: `/v1/audio/transcriptions` and `/v1/audio/speech`.
+"""Request and response formats (dialects) of the endpoints `/v1/audio/transcriptions` and `/v1/audio/speech`.
 
-**Transcriptions.** A request uploads a recording as `multipart/form-data` (RFC 7578) and asks for a stream. Servers
-answer in one of three forms:
+**Transcriptions.** A request uploads a recording as `multipart/form-data` (RFC 7578) and asks for a streamed
+transcript. The response has one of three forms:
 
     vLLM        data: {"object": "transcription.chunk", "choices": [{"delta": {"content": ...}}]}, as in chat streams
     OpenAI      data: {"type": "transcript.text.delta", "delta": ...}, and at the end {"type": "transcript.text.done",
                 "text": ..., "usage": ...}
-    others      {"text": ..., "usage": ...}, a single JSON object, because the server or the model does not stream
+    others      {"text": ..., "usage": ...}, a single JSON object, if the server or the model cannot stream
 
-The number of words depends on the recording, so a request does not state an output length.
+A request does not state an output length, because the recording determines the length of the transcript.
 
-**Speech.** The response is the audio itself, without an end marker. The response is complete when HTTP shows its end:
-all bytes of its Content-Length have arrived, or its last chunk.
+**Speech.** The body of the response is the audio itself, without an end marker. The response is complete when its last
+HTTP chunk has arrived, or as many bytes as its Content-Length states.
 
-loadgen requests the format `wav`, because the header of a WAV file states the sample rate. Audio in the format `pcm`
-has no header. It is assumed to be 16-bit mono PCM at 24 kHz, as OpenAI documents. The duration of audio in any other
-format is unknown.
+loadgen requests the format `wav`, because the header of a WAV file states the sample rate. A user may request another
+format. Audio in the format `pcm` has no header, and is assumed to be 16-bit mono PCM at 24 kHz, as OpenAI documents.
+The duration of audio in any other format is unknown.
 """
 
 from __future__ import annotations

@@ -271,9 +271,10 @@ def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:
 
 
 def request_body(request: Request, dialect: Dialect, model: str) -> bytes:
-    """Return the body of a request: its exact bytes if it has them, otherwise the body that the dialect encodes.
+    """Return the body of a request as bytes. If the request states its exact body, return this body.
 
-    `model` is the model of the run. It is not used if the request has its own model.
+    Otherwise the dialect encodes the request. The body then names the model of the request, or `model` if the request
+    names no model.
     """
     return request.raw or dialect.encode(request, request.model or model)
 

@@ -54,10 +54,10 @@ def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
 
 
 def contains_tags(payloads: Sequence[bytes]) -> bool:
-    """Return True if a response may contain a tag of reasoning, such as `</think>`. `payloads` are its events.
+    """Return True if the response with the events `payloads` may contain a tag of reasoning, such as `</think>`.
 
-    Only responses with a `>` or a backslash are searched for tags. Most responses have neither, and finding this out is
-    fast, because a search for a single byte is much faster than a search for a word.
+    The response is first searched for a single byte: `>`, or the backslash with which some servers escape this
+    character. This search is much faster than a search for a tag, and most responses contain neither byte.
     """
     content = b"".join(payloads)
     if b">" in content and TAG_BYTES in content:

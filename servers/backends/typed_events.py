@@ -38,11 +38,14 @@ class Totals(NamedTuple):
 
 
 def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None], totals: Totals) -> Answer:
-    """Return an Answer for the events of a stream, with the number of tokens in each event.
+    """Return an Answer for the events of a stream. It contains the number of tokens in each event.
 
-    `payloads` are the events, and `totals` are the token counts that the server reported. `pieces` has one item for
-    each event up to the first unreadable event. The item is the generated content of the event, or None if it has no
-    content. The caller then sets the end of the response and calls `finish_answer`.
+    - `payloads` contains the events.
+    - `pieces` contains what was generated in each event, or None for an event without generated content. It ends before
+      the first unreadable event, so it may be shorter than `payloads`.
+    - `totals` contains the token counts that the server reported.
+
+    The Answer is not complete. The caller must set its `end_event` and then call `finish_answer`.
     """
     tokens = [int(piece is not None and piece.text != "") for piece in pieces]
     answer = Answer(tokens + [0] * (len(payloads) - len(pieces)), chunk_counts="chunk")

@@ -310,10 +310,10 @@ class ModelShape:
 
     @property
     def kv_values(self) -> int:
-        """Number of values that the KV cache stores per token, over all layers that attend to all tokens.
+        """Number of values that the KV cache stores for one token, over all layers that attend to every token.
 
-        Layers with a sliding window or with linear attention need a constant amount of memory per sequence, which is
-        small for long contexts and is not counted.
+        Layers with a sliding window or with linear attention are left out. They need a constant amount of memory per
+        sequence, which is small compared with the KV cache of a long context.
         """
         return self.full_layers * self.kv_layer_values
 
@@ -386,8 +386,9 @@ DEFAULT_MIXTURES = "vLLM"  # Row of mixture_overheads.csv for engines without a 
 
 @cache
 def mixture_overheads(framework_name: str) -> MixtureOverheads:
-    """Return the overheads of an engine for mixtures of experts. An engine without a row in the table gets those of
-    vLLM.
+    """Return the overheads of the engine `framework_name` for mixtures of experts, from mixture_overheads.csv.
+
+    If the table has no row for this engine, return the overheads of vLLM.
     """
     rows = builtin_table(FOLDER, "mixture_overheads")
     name = framework_name if framework_name in rows else DEFAULT_MIXTURES
@@ -695,7 +696,10 @@ def builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _known_rows(table: str) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a table by name. The rows of models.csv also have the columns of mixtures.csv."""
+    """Return the rows of a built-in table, such as `models`, by name.
+
+    A model in models.csv may also have a row in mixtures.csv. Its row in the result has the columns of both files.
+    """
     rows = builtin_table(FOLDER, table)
     if table != "models":
         return rows

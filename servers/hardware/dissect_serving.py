@@ -77,9 +77,9 @@ class ServingState:
 def dissect_serving(
     uses: Sequence[ServedBy], model: str, prompt_tokens: int, output_tokens: int, file: Path | None = None
 ) -> list[Dissection]:
-    """Return the speed-up from each compared GPU to the next, divided into factors.
+    """Return the speed-up from each GPU in `uses` to the next GPU in `uses`, divided into factors.
 
-    `uses` lists the GPUs in order, and how `model` is served on each of them. `file` is a TOML file with additional
+    Each item of `uses` names a GPU and states how `model` is served on this GPU. `file` is a TOML file with additional
     GPUs and models. Raises HardwareError if the memory of a GPU is too small for the model and one request.
     """
     load = Load(prompt_tokens, output_tokens, 1)

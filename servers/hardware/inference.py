@@ -473,10 +473,11 @@ def predict_step(
 
 
 def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, context: Any) -> Step:
-    """Return the duration of drafting tokens in one step, for `decoding` sequences with `context` tokens each.
+    """Return the additional duration of a step that is due to drafting tokens, by component.
 
-    A drafted token takes as long as one layer of the model and the output head. This is the structure of multi-token
-    prediction (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
+    The step has `decoding` sequences with `context` tokens each. `speculation` states how many tokens are drafted for
+    each sequence. One drafted token takes as long as one layer of the model and the output head. Multi-token prediction
+    (DeepSeek-V3, arXiv 2412.19437) and EAGLE (arXiv 2401.15077) draft tokens in this way.
     """
     model = deployment.model
     whole = _predict_one_step(deployment, 0, 0, decoding, context, 0)

@@ -143,11 +143,15 @@ def make_deployment(
     file: Path | None = None,
     changes: Sequence[str] = (),
 ) -> Deployment:
-    """Look up GPU, model, number format and engine by name, and return a deployment of them.
+    """Return a deployment of a model on GPUs. The GPU, the model, the number format and the engine are looked up by
+    name.
 
-    `file` is a TOML file with additional GPUs and models. `changes` replace figures of the GPU, for example
-    `memory_bandwidth=8TB/s`. The KV cache gets the format that the engine uses by default with this weight format.
-    Raises HardwareError for an unknown name or an invalid value.
+    - `tensor` and `pipeline` are the degrees of tensor and pipeline parallelism.
+    - `file` is a TOML file with additional GPUs and models.
+    - `changes` replace figures of the GPU, for example `memory_bandwidth=8TB/s`.
+
+    The KV cache has the number format that the engine uses by default for weights in the format `format_name`. Raises
+    HardwareError for an unknown name or an invalid value.
     """
     if tensor < 1 or pipeline < 1:
         raise HardwareError(f"{tensor} x {pipeline} GPUs: give 1 or more for --tp and --pp")

@@ -181,20 +181,26 @@ def accuracies(
     separate_workers: bool = False,
     changed_settings: Collection[str] = (),
 ) -> dict[str, Accuracy]:
-    """Return by how much predictions of `figures`, such as `TTFT`, differ from measurements of similar servers.
+    """Return, for each of the `figures`, how far its predictions were from measurements of similar servers.
 
-    A similar server has the framework and the GPU of `deployment`, and serves the same kind of model (dense or mixture
-    of experts). `changed_settings` are the options whose values differ from the defaults, such as `--max-running`. The
-    result for a figure is "not validated" in these cases:
+    A figure is a latency or a rate, such as `TTFT`. A similar server has the framework and the GPU of `deployment`, and
+    serves a model of the same kind (dense or mixture of experts).
+
+    - `load` is the load of the prediction. None if the load need not be checked.
+    - `separate_workers` is True if prefill and decode have separate workers.
+    - `changed_settings` lists the options that do not have their default values, such as `--max-running`.
+
+    In these cases, the result for a figure has no numbers, and is marked as not validated:
 
     - No similar server was measured.
     - `deployment` has an option that was never measured (see `has_unmeasured_options`).
-    - Prefill and decode have separate workers (`separate_workers`).
+    - `separate_workers` is True.
     - The number format of `deployment` was not measured.
     - The TP, the EP or the number of attention groups is below or above all measured values.
-    - An option in `changed_settings` had its default value on the measured servers.
-    - `load` is far outside of the measured loads (see `PredictedLoad.outside_of`). The result then contains the errors
-      under the measured loads. None stands for a load like the measured ones.
+    - All measured servers had the default value of an option in `changed_settings`.
+
+    If only `load` is far outside of the measured loads (see `PredictedLoad.outside_of`), the result is also marked as
+    not validated. It then still contains the errors that were found under the measured loads.
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}

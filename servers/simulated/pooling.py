@@ -1,8 +1,9 @@
-"""Routes of a simulated vLLM that return embeddings, scores or classes.
+"""Routes of a simulated vLLM whose responses contain embeddings, scores or classes instead of generated text.
 
-A response has no tokens and is sent when a first token would be due. The real server offers these routes only for
-models that embed, rank or classify. The simulated server offers them for every model name, and its numbers have no
-meaning.
+Such a response is sent at the time at which the first token of a generated text would be due.
+
+The real server offers these routes only for models that embed, rank or classify. The simulated server offers them for
+every model name. The numbers in its responses have no meaning.
 """
 
 from __future__ import annotations

@@ -443,10 +443,13 @@ _CACHE_METRICS = 1  # rows after them, without labels of ranks
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Return the /metrics page with those metrics of SGLang that are simulated.
+    """Return the page /metrics of a simulated SGLang. It contains the metrics of SGLang that are simulated.
 
-    `prompt_tokens_total` and `generation_tokens_total` grow when a request finishes. `realtime_tokens_total` grows
-    while a request runs. It does not contain the request's first token, because the prefill generates this token.
+    Two types of token counters differ in when they grow:
+
+    - `prompt_tokens_total` and `generation_tokens_total` grow when a request ends.
+    - `realtime_tokens_total` grows while a request runs. The first generated token of a request is not counted as a
+      decode token, because prefill generates this token.
     """
     started = [stream for stream in state.streams if stream.token_count]
     ended = sum(state.finished_by_reason.values())

@@ -171,13 +171,13 @@ class Connector:
     ) -> None:
         """Prepare a connector without opening a connection.
 
+        - `target` contains the network addresses of a server or of one of its replicas.
         - `timeout_s` is the time limit in seconds for opening one connection.
         - `stamps` is the timestamp source of the connections.
-        - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
+        - `receive_buffer` is the requested size of the receive buffer in bytes (0: the system's default).
         - `first` is the index of the address that the first connection tries.
-        - `name` is the name of the replica at the target. The attribute `address` of each connection contains this name
-          in place of the address. If the target has several addresses, the attribute contains both the name and the
-          address.
+        - `name` is the name of the replica. The attribute `address` of a connection is then this name. If the target
+          has several addresses, the attribute contains the name and the address of the connection.
         """
         self._target = target
         self._timeout_s = timeout_s

@@ -34,11 +34,12 @@ class Segments(NamedTuple):
 def parse_segments(
     words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]
 ) -> Segments:
-    """Parse the packets in some blocks of a packet ring.
+    """Return the TCP segments in some blocks of a packet ring. The headers of all packets are parsed together.
 
-    - `words` is the memory of the ring as 32-bit words, with one row per block.
-    - `blocks` contains the row numbers of the blocks, oldest first.
-    - `addresses` contains the server addresses whose packets the ring receives. Their family is `family`.
+    - `words` is the memory of the ring as an array of 32-bit words, with one row per block.
+    - `blocks` contains the indices of the blocks to parse, oldest first.
+    - `addresses` contains the addresses of the servers whose packets are in the ring.
+    - `family` is the address family of `addresses`: AF_INET or AF_INET6.
     """
     flat = words.reshape(-1)
 

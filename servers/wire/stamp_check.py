@@ -58,14 +58,15 @@ def stamps_agree(apart: Sequence[int]) -> bool:
 
 
 def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
-    """Return True if the timestamps of the response `received` are possible.
+    """Return True if the arrival times of the response `received` are possible.
 
-    `instants` contains the arrival times of parts of the response, beginning with the first byte. `arrivals` contains
-    the arrival time of the last byte of each read. The timestamps are possible if three conditions hold:
+    `instants` contains the arrival time of the first byte, followed by those of other parts of the response. `arrivals`
+    contains one time per read from the socket: the arrival of the last byte of this read. The times are possible if
+    three conditions hold:
 
     - The first byte did not arrive before the request was sent (`received.sent_ns`).
-    - The last byte of each read arrived before the process read it (`received.user_ns`). An arrival up to LIMIT_NS
-      after the read is allowed, because arrivals and reads are timed by different clocks.
+    - No byte arrived after the process read it (`received.user_ns`). A difference of up to LIMIT_NS is allowed, because
+      two clocks measure arrivals and reads.
     - The times in `instants` are in ascending order.
     """
     if received.sent_ns is not None and instants[0] < received.sent_ns:

@@ -359,15 +359,15 @@ def build_model(
     device: str = "cpu",
     dtype: Any = torch.float32,
 ) -> Llama:
-    """Return a Llama model with random weights and the sizes in `shape`.
+    """Return a Llama model with random weights. `shape` contains the sizes of its layers.
 
-    - `architecture`: Name of the class of the layers, a key of LAYERS.
-    - `layers`: Number of layers. By default, this is the number in `shape`.
-    - `group`: The devices among which the model is divided. The result is then the part of the model on this device.
-      All devices must use the same torch seed, because each device has a full copy of the embedding and of all norms.
-    - `flash`: If True, the attention does not store its scores.
+    - `architecture`: The type of the decoder layers, a key of LAYERS.
+    - `layers`: Number of layers. By default, `shape` states this number.
+    - `group`: The devices that share the model. The result is the part of the model that belongs to this device. All
+      devices must use the same torch seed, because the embedding and the norms are copied to every device.
+    - `flash`: True for attention that does not store its scores.
 
-    Raises HardwareError if the model cannot be built.
+    Raises HardwareError if the model is not a Llama, or if it cannot be divided among the devices.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

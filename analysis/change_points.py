@@ -62,7 +62,7 @@ def noise_of(values: Floats) -> float:
       The level rarely changes between two values that are so close together, so it hardly affects the estimate.
     - If neighbouring values are correlated, the mean of a segment is less certain than the mean of independent values.
       To account for this, the standard deviation is multiplied by `sqrt((1 + r) / (1 - r))`, where `r` is the
-      correlation of neighbouring values. This factor is that of a first-order autoregressive process.
+      correlation of neighbouring values. This is the factor for a first-order autoregressive process.
     """
     by_lag = [_median_difference(values, lag) for lag in range(1, min(MAX_LAG, len(values) // 4) + 1)]
     deviation = max(by_lag, default=0.0)

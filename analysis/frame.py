@@ -431,9 +431,7 @@ class Frame(msgspec.Struct, frozen=True):
         return np.concatenate((gaps[:below_zero], zeros, gaps[below_zero:])) if len(zeros) else gaps
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Divide the rows into blocks. For each block, yield a slice of its rows and a slice of the chunks of these
-        rows.
-        """
+        """Divide the rows into blocks. For each block, yield a slice of the rows and a slice of their chunks."""
         return blocks(self.offsets)
 
     def chunk_blocks(self, selected: Booleans) -> Iterator[tuple[Integers, Integers, Floats, NDArray[Any]]]:

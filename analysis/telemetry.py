@@ -456,9 +456,7 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 
 
 def _replica_number(reading: Reading, url: str, counter: str) -> float | None:
-    """Return the value of the counter `counter` for the replica at `url`, or None if `reading` does not contain this
-    value.
-    """
+    """Return the value of `counter` for the replica at `url`, or None if `reading` does not contain this value."""
     replicas = [replica for replica in reading.values.get("replicas", ()) if replica.get("url") == url]
     return number_in(replicas[0], counter) if replicas else None
 

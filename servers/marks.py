@@ -46,7 +46,7 @@ def word(speed: float) -> str:
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark of a simulated server that the response header `x-simulated-speed` contains.
+    """Return the mark in the response header `x-simulated-speed`, which identifies a simulated server.
 
     `value` is the value of the header. If the response has no such header, `value` is None, and so is the result.
     """

@@ -174,7 +174,8 @@ def open_text(path: Path, name: str) -> Iterator[TextIO]:
 
     Line ends are not changed. `name` is what error messages call the file, such as `the dataset`.
 
-    Raises WorkloadError if the file cannot be read or unpacked, or if it is not UTF-8 text, for example a Parquet file.
+    Raises WorkloadError if the file cannot be read or unpacked, or if it begins like a file of another format, such as
+    Parquet or UTF-16.
     """
     try:
         raw = open_input(path)

@@ -137,12 +137,12 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
     `local` is the tokenizer file, and `server` counts tokens by requests to the server. The first of these cases that
     applies determines the result:
 
-    1. There is a tokenizer file: `local` counts the tokens of a text. The tokens that only the server adds to a prompt
-       are measured with `server`, if it is not None, and added.
+    1. There is a tokenizer file: it counts the tokens of a text. If `server` is not None, the tokens that only the
+       server adds to a prompt are measured and added.
     2. A route of the server counts the tokens of a prompt without running the model: this route is used.
     3. A route of the server counts the tokens of plain text: this route is used. The tokens that the endpoint adds to a
        prompt are measured and added.
-    4. Otherwise: None.
+    4. Otherwise: the result is None.
 
     `verify` is True if the caller uses estimated counts when there are no exact ones. This changes two cases:
 

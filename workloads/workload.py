@@ -509,11 +509,10 @@ def _source_of_ids(
 
     The first of these cases that applies determines the result:
 
-    1. `by` is `tokenizer`: `local`.
-    2. The counts of `counter` are only estimates: None.
-    3. `by` is `server`: `server`.
-    4. `local` is not None: `local`.
-    5. Otherwise: `server`.
+    1. `by` is `tokenizer`: the result is `local`.
+    2. The counts of `counter` are only estimates: the result is None.
+    3. `by` is `server`: the result is `server`.
+    4. Otherwise: the result is `local`, or `server` if `local` is None.
     """
     if by == "tokenizer":
         return local

@@ -254,10 +254,11 @@ class MasterPeer(Peer):
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with the machine `node`, once for each element of `times`, such as `range(20)`.
+        """Exchange timestamps with the machine `node`, once for each element of `times`.
 
-        Each exchange waits for the machine's answer for up to EXCHANGE_LIMIT_S. The next exchange starts `gap_s`
-        seconds after the end of the wait. If the machine disconnects, the function returns early.
+        For example, `range(20)` gives 20 exchanges. Each exchange waits for the machine's answer for up to
+        EXCHANGE_LIMIT_S. The next exchange starts `gap_s` seconds after the end of the wait. If the machine
+        disconnects, the function returns early.
         """
         for _ in times:
             if node not in self.channels:

@@ -391,8 +391,8 @@ class Master:
         """Yield one WorkerExit for each worker process of `machine`.
 
         If the machine is lost, the last requests that it sent are unknown. Every request that it had to send in the
-        whole run is therefore counted as due. If the run ends after a fixed duration, this number is unknown, and only
-        the requests that were due at the machine's last message are counted.
+        whole run is therefore counted as due. If the run ends after a fixed duration, this number is unknown. In this
+        case, only the requests that were due when the machine sent its last message are counted.
 
         A request that is due but has no Record gets the error `worker_lost`, because no other machine sends it.
         """

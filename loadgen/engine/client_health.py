@@ -110,7 +110,7 @@ class Health:
                 self._unknown_timing_names.add(name)
 
     def sample(self) -> dict[str, Any]:
-        """Return the values of all counters since the last call, as telemetry. Set the counters to zero.
+        """Return the values of all counters since the last call, as telemetry, and reset the counters.
 
         The value `late_counts` is a histogram of read delays: the times from the arrival of bytes to the read of the
         socket. Bucket `b` contains the number of reads with a delay of `2**(b/4)` to `2**((b+1)/4)` us. Bucket -1

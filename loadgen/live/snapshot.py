@@ -1,4 +1,4 @@
-"""Snapshots of a run in progress, and the history of these snapshots. The figures are defined as in the report."""
+"""Snapshots of a run in progress, and the history of these snapshots. Their figures are defined as in the report."""
 
 from __future__ import annotations
 

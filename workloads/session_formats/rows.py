@@ -115,8 +115,7 @@ def block_spans(
     *,
     only_full: bool = False,
 ) -> tuple[SharedSpan, ...]:
-    """Return the shared spans of a prompt, one for each block of `block_tokens` tokens. Other prompts may have equal
-    spans.
+    """Return the spans of a prompt that other prompts may share, one for each block of `block_tokens` tokens.
 
     The session file states an id for each block. Two prompts that begin with equal ids begin with equal tokens.
 

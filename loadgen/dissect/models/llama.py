@@ -112,9 +112,7 @@ class AttentionCore(nn.Module):
         self.flash = flash
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the result of the attention for all queries. If a sequence has several queries, a causal mask is
-        applied.
-        """
+        """Return the attention output for all queries. If a sequence has several queries, a causal mask is applied."""
         causal = queries.shape[2] > 1
         if self.flash:
             return functional.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=True)

@@ -371,10 +371,10 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 
 
 def _stamps(run: Run, frame: Frame) -> StampFacts:
-    """Return the source of the timestamps of the responses in a run.
+    """Return the source from which the responses of a run got their timestamps.
 
-    - If the responses have several sources, the result is the least exact of these sources. A source is ignored if its
-      share of the responses is less than MIN_SOURCE_SHARE.
+    - If there are several sources, the result is the least exact of them. A source is ignored if its share of the
+      responses is less than MIN_SOURCE_SHARE.
     - Only complete responses are considered. If there are none, all responses are considered.
     - If no response has timestamps, the result is the source in the header of the run file.
     """

@@ -424,7 +424,7 @@ def _placements(values: Floats, ordered: Floats) -> Floats:
     """Return the rank of each value among the samples in `ordered`, as a number from 0 to 1.
 
     The rank is the share of the samples that are smaller than the value. A sample that is equal to the value counts as
-    half a smaller sample. `ordered` must be in ascending order.
+    0.5. `ordered` must be in ascending order.
     """
     below = np.searchsorted(ordered, values, "left")
     up_to = np.searchsorted(ordered, values, "right")

@@ -573,7 +573,7 @@ def _keep_removed_once(run: Run) -> None:
     During a run with --keep-records, old files of Records are removed. `run.removed` contains summaries of the removed
     files. Two rules determine which summaries remain:
 
-    - If several summaries belong to the same file, only the last one remains.
+    - If a file has several summaries, only the last one remains.
     - If this process has read a file itself, no summary of this file remains. Otherwise the requests in the file would
       count twice. This happens if the removal of the file failed, or if the file was removed only after this process
       had read it.

@@ -792,13 +792,13 @@ def with_file_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Return the plan with a number of requests (`n`), if the run lasts until the file of its workload ends.
+    """Return the plan with `n` set to the number of requests that the file of its workload provides.
 
-    `n` is the number of prompts, requests or sessions in the file, divided by `batch_size`. If another limit ends the
-    run, or if the workload uses no file, return the plan unchanged.
+    This is the number of prompts, requests or sessions in the file, divided by `batch_size`. If the plan has another
+    limit that ends the run, or if its workload uses no file, return the plan unchanged.
 
-    `progress` is called with the number of entries that have been counted. Raises WorkloadError for a malformed file,
-    and PlanError if `n` is smaller than the number of workers.
+    `progress` is called with the number of entries of the file that have been counted. Raises WorkloadError for a
+    malformed file, and PlanError if `n` would be smaller than the number of workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan

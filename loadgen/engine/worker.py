@@ -314,7 +314,7 @@ def own_prompts(prompts: Prompts, worker: int, workers: int, group: int = 1) -> 
 
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
-    """Import modules that the workers need, before the workers are forked. They then share these modules.
+    """Import modules that the workers need, before the workers are forked. The workers then share these modules.
 
     With several workers, this process imports uvloop and the driver. A single worker imports these two itself, while
     the coordinator does other work. The modules of the timestamp source are always imported here.

@@ -248,8 +248,8 @@ def formula_curve(
     The points of the curve are different numbers of requests in flight. `facts` describes the requests, and `policy`
     contains the limits of the engine.
 
-    `separate` is True if prefill and decode have separate workers. Only then are the `objectives` used. They limit how
-    busy the prefill workers may be, because prompts wait longer for busy workers.
+    `separate` is True if prefill and decode have separate workers. The `objectives` are used only in this case. They
+    limit how busy the prefill workers may be, because prompts wait longer for busy workers.
     """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)

@@ -473,7 +473,7 @@ def predict_step(
 
 
 def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, context: Any) -> Step:
-    """Return the additional duration of a step that is due to drafting tokens, by component.
+    """Return the time that drafting tokens takes in one step, by component.
 
     The step has `decoding` sequences with `context` tokens each. `speculation` states how many tokens are drafted for
     each sequence. One drafted token takes as long as one layer of the model and the output head. Multi-token prediction

@@ -183,8 +183,8 @@ def accuracies(
 ) -> dict[str, Accuracy]:
     """Return, for each of the `figures`, how far its predictions were from measurements of similar servers.
 
-    A figure is a latency or a rate, such as `TTFT`. A similar server has the framework and the GPU of `deployment`, and
-    serves a model of the same kind (dense or mixture of experts).
+    The figures are durations, such as `TTFT` and `TPOT`. A similar server has the framework and the GPU of
+    `deployment`, and serves a model of the same kind (dense or mixture of experts).
 
     - `load` is the load of the prediction. None if the load need not be checked.
     - `separate_workers` is True if prefill and decode have separate workers.

@@ -185,12 +185,22 @@ def _send(connection: socket.socket, sealed: bytes, step: Step, sent_ns: list[in
     connection.sendall(sealed)
 
 
+TLS_1_3 = b"InnerContent"
+DATA_IN_TLS_1_3 = b">>> TLS 1.2, InnerContent [length 0001]\n    17\n"
+DATA_IN_TLS_1_2 = b">>> TLS 1.2, RecordHeader [length 0005]\n    17 "
+"""What `openssl s_server -msg` prints when it writes data. In TLS 1.3, only the content type tells data from other
+messages, because the headers of all records are equal."""
+
+
 class OpensslServer:
     """A running `openssl s_server`, which can send key updates and renegotiate. Python's ssl module can do neither."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._output = b""
+        """What openssl has printed since the line that the last call of `wait` found."""
+        self._printed = b""
+        """Everything that openssl has printed."""
         self.port = int(self.wait(b"ACCEPT ").rpartition(b":")[2])
 
     @property
@@ -208,20 +218,39 @@ class OpensslServer:
         self._process.stdin.flush()
         return sent_ns
 
+    def send_record(self, data: bytes) -> int:
+        """Send data as one TLS record, and wait until openssl has written it.
+
+        Without the wait, an openssl that had to wait for a core might read this data together with the next, and send
+        both in one record. Return CLOCK_REALTIME in ns immediately before the data is written.
+        """
+        sign = DATA_IN_TLS_1_3 if TLS_1_3 in self._printed else DATA_IN_TLS_1_2
+        written = self._printed.count(sign)
+        sent_ns = self.send(data)
+        until_s = time.monotonic() + 20
+        while self._printed.count(sign) == written:
+            self._receive(until_s, "a record of data")
+        return sent_ns
+
     def wait(self, words: bytes) -> bytes:
         """Wait until openssl prints a line that contains `words`, and return the line from these words on."""
-        assert self._process.stdout is not None
         until_s = time.monotonic() + 20
         while True:
             _, found, end = self._output.partition(words)
             if found and b"\n" in end:
                 line, _, self._output = end.partition(b"\n")
                 return found + line
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
-            received = os.read(self._process.stdout.fileno(), 65_536) if ready else b""
-            if not received:
-                raise AssertionError(f"openssl s_server said nothing of {words!r}: {self._output!r}")
-            self._output += received
+            self._receive(until_s, repr(words))
+
+    def _receive(self, until_s: float, what: str) -> None:
+        """Read what openssl prints next. Fail if it has printed nothing at `until_s` (time.monotonic)."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+        received = os.read(self._process.stdout.fileno(), 65_536) if ready else b""
+        if not received:
+            raise AssertionError(f"openssl s_server said nothing of {what}: {self._output!r}")
+        self._output += received
+        self._printed += received
 
 
 @contextlib.contextmanager

@@ -209,7 +209,7 @@ async def stream(server: OpensslServer, commands: Sequence[bytes]) -> list[int]:
             await asyncio.sleep(GAP_S)
             server.send(command)
         await asyncio.sleep(GAP_S)
-        sent_ns.append(server.send(piece))
+        sent_ns.append(await asyncio.to_thread(server.send_record, piece))
     return sent_ns
 
 

@@ -12,15 +12,13 @@ import re
 import sys
 import warnings
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
 DISABLE_VARIABLE = "NPY_DISABLE_CPU_FEATURES"
 """Environment variable with the groups of instructions that NumPy must not use. NumPy reads it once, during import."""
 AVX512_GROUP = "X86_V4"
-"""NumPy's name for the AVX-512 instructions, from version NAMED_SINCE on."""
-NAMED_SINCE = (2, 4)
+"""NumPy's name for the AVX-512 instructions, from version 2.4 on. Older versions ignore the name, with a warning."""
 ZEN_3_AND_4 = 25
 """Processor family of AMD Zen 3, which has no AVX-512, and of Zen 4. The family of Zen 5 is 26."""
 
@@ -31,18 +29,9 @@ def import_numpy() -> None:
     AVX-512 is disabled by the environment variable DISABLE_VARIABLE. The variable is set only during the import, so
     that programs started by loadgen do not inherit it.
 
-    Even on Zen 4, the variable is not set in three cases:
-
-    - NumPy is already imported.
-    - The user has set the variable.
-    - NumPy is older than version NAMED_SINCE.
+    Even on Zen 4, the variable is not set if NumPy is already imported, or if the user has set the variable.
     """
-    avoids_avx512 = (
-        "numpy" not in sys.modules
-        and DISABLE_VARIABLE not in os.environ
-        and has_slow_avx512()
-        and _numpy_version() >= NAMED_SINCE
-    )
+    avoids_avx512 = "numpy" not in sys.modules and DISABLE_VARIABLE not in os.environ and has_slow_avx512()
     if not avoids_avx512:
         import numpy
 
@@ -50,7 +39,7 @@ def import_numpy() -> None:
     os.environ[DISABLE_VARIABLE] = AVX512_GROUP
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ImportWarning)  # in case a later version names the group differently
+            warnings.simplefilter("ignore", ImportWarning)  # of a version that does not know the name
             import numpy  # noqa: F401
     finally:
         del os.environ[DISABLE_VARIABLE]
@@ -70,9 +59,3 @@ def has_slow_avx512(cpu_info: Path = CPU_INFO) -> bool:
         and facts.get("cpu family") == str(ZEN_3_AND_4)
         and "avx512f" in facts.get("flags", "").split()
     )
-
-
-def _numpy_version() -> tuple[int, int]:
-    """Return the major and minor version of the installed NumPy, without importing NumPy."""
-    major, minor, *_ = version("numpy").split(".")
-    return int(major), int(minor)

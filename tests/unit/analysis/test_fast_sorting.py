@@ -42,7 +42,6 @@ def test_numpy_is_imported_without_avx512(slow: bool, chosen: str | None, during
 import os, sys
 from loadgen.analysis import fast_sorting
 fast_sorting.has_slow_avx512 = lambda: {slow}
-fast_sorting._numpy_version = lambda: fast_sorting.NAMED_SINCE
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "numpy":

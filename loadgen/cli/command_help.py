@@ -43,6 +43,8 @@ REPLICA_COMMANDS = ("burst", "run", "sweep")
 """Commands that take several replicas of a server, each with its own --url."""
 SIMILARITY = 0.7
 """Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
+OTHER_NAMES = {"--assert": "--objective", "--objective": "--assert"}
+"""Options of one command by the name that the same option has in other commands."""
 PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
 """Placeholders of option values in the help, by regular expressions for typer's type names."""
 
@@ -76,8 +78,20 @@ class GroupedCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             if isinstance(getattr(error, "possibilities", None), list):
-                _drop_dissimilar(error)
+                self._correct_suggestions(ctx, error)
             raise
+
+    def _correct_suggestions(self, ctx: Any, error: Any) -> None:
+        """Change the options that the message of `error` suggests for an unknown option.
+
+        If this command has an option with the same meaning (OTHER_NAMES), only this option is suggested. Otherwise
+        suggestions that are not similar to the unknown option are removed.
+        """
+        same = OTHER_NAMES.get(error.option_name)
+        if any(same in param.opts for param in self.get_params(ctx)):
+            error.possibilities = [same]
+        else:
+            _drop_dissimilar(error)
 
     def get_params(self, ctx: Any) -> Any:
         """Return the command's parameters. Commands with a short help also get the option `--help-all`."""

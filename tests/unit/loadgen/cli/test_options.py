@@ -22,6 +22,22 @@ def test_a_word_that_is_no_option_of_anybody_is_left_to_the_parser(tmp_path: Pat
     assert "No such option: --rate" in in_process(tmp_path, "report", "--rate", "5")[2]
 
 
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [
+        ("plan-capacity", "--assert", "--objective"),
+        ("sweep", "--assert", "--objective"),
+        ("run", "--objective", "--assert"),
+    ],
+)
+def test_the_name_of_an_option_in_other_commands_is_a_hint(
+    tmp_path: Path, command: str, typed: str, meant: str
+) -> None:
+    """Runs check objectives with --assert, and searches have --objective."""
+    message = " ".join(in_process(tmp_path, command, typed, "x")[2].split())
+    assert message.endswith(f"No such option: {typed} (Possible options: {meant})")
+
+
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("servers", "up")])
 def test_the_short_option_for_help_is_understood_everywhere(command: tuple[str, ...], tmp_path: Path) -> None:
     """-h is --help."""

@@ -22,10 +22,13 @@ NS_PER_S = 1_000_000_000
 
 
 def describe_removed(file: Path) -> RemovedRecords:
-    """Return figures of the measured requests in `file`, a file of Records, by time window.
+    """Return a summary of `file`, a file of Records that will be removed.
 
-    The windows have equal lengths, and together they last from the first to the last end of such a request. There are
-    at most MAX_WINDOWS windows. Each lasts at least a minute, unless there is only one window.
+    The summary contains the number of measured requests by state, and figures of these requests by time window. A
+    request belongs to the window in which it ended. If it has no end, it belongs to the window in which it was due.
+
+    The windows follow one another without gaps, and have equal lengths. There are at most MAX_WINDOWS windows. Each
+    lasts at least a minute, unless there is only one window.
     """
     builder = FrameBuilder()
     scan_records([file], builder.add, builder.add_block)

@@ -145,8 +145,9 @@ def mixed_series(points: Sequence[tuple[float, float]]) -> int:
     counters. A fall that begins a new series may be a restart, and so may a fall to 0. The readings count as mixed in
     two cases:
 
-    - There are MIN_RETURNS falls to existing series, at values above 0. A single one is not enough, because several
-      restarts can cause it.
+    - There are MIN_RETURNS falls to existing series, at values above 0. A single such fall is not enough, because a
+      server that restarts twice can cause it. An example is 100, 20, 120, 40: 120 joins the series of 100, and 40 joins
+      that of 20.
     - There are MIN_QUICK falls of any kind within QUICK_S, because no server restarts so quickly.
     """
     series: list[float] = []

@@ -520,7 +520,8 @@ class Plan:
     def uses_sessions(self) -> bool:
         """Return True if the workload consists of sessions.
 
-        For such a workload, `n`, the number of clients and the arrivals count sessions instead of requests.
+        The load of such a plan is stated in sessions: `n` is the number of sessions, `arrivals` determines when
+        sessions start, and each client of a closed loop has one session at a time.
         """
         return workload.has_sessions(self.prompt_source)
 

@@ -413,7 +413,11 @@ def redact_command(text: str) -> str:
 
 
 def redact_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the commands of --at in `texts`, with each secret replaced by `***` (see `redact_command`)."""
+    """Return `texts` with each secret replaced by `***`. Each text is a value of --at: a time and a shell command.
+
+    For example, `10m backup --password abc` becomes `10m backup --password ***`. `redact_command` describes how secrets
+    are recognised.
+    """
     return tuple(map(redact_command, texts))
 
 

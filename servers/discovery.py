@@ -246,11 +246,12 @@ def probe(
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return `facts` for a simulated server if `mark` is not None, and unchanged otherwise.
+    """Return a copy of `facts` which states that the server is simulated, if `mark` is not None.
 
-    `mark` is the mark that simulated servers add to their responses. It is None if no response contained such a mark.
-    The mark usually states the speed of the server's clock, which becomes part of the facts. Facts that already
-    describe a simulated server are returned unchanged.
+    Simulated servers add a mark to their responses. `mark` is this mark, or None if no response contained one. The mark
+    usually states the speed of the server's clock, which then becomes part of the copy.
+
+    If `mark` is None, or if `facts` already describe a simulated server, `facts` are returned unchanged.
     """
     if mark is None or facts.simulated:
         return facts

@@ -173,10 +173,14 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield one Conversation per session, at its first turn.
+        """Yield one Conversation per session. It contains no responses yet, so its current turn is turn 0.
 
-        The turns of a session have consecutive request ids, and the next session continues with the following id.
-        Raises WorkloadError if the file is malformed.
+        `prompts` contains the settings of the run, and builds the questions of synthetic sessions.
+
+        The turns of a session have consecutive request ids, and the next session continues with the following id. For
+        example, if the first session has the ids 0, 1 and 2, the second session begins with id 3.
+
+        Raises WorkloadError if the file with the dialogues is malformed.
         """
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):

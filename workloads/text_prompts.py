@@ -197,13 +197,17 @@ class _TextBuilder:
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
     """Count the prompt texts that a run needs, by length. Return the counts, and a few of the texts as TextSpecs.
 
-    Normally the texts of all prompts of the run are counted. There are three exceptions:
+    The texts of the warm-up prompts are always counted. Which other texts are counted depends on the workload. The
+    first case that applies decides:
 
-    - The prompts come from a file: only the texts of the warm-up requests are counted, because no other texts are
-      generated.
-    - The number of requests is unknown: only the texts of the first REHEARSED prompts are counted. If a file contains
-      sessions, all its texts are counted nevertheless.
-    - All prompts have the same length: the first REHEARSED prompts are sufficient. `complete` turns this exception off.
+    - The prompts are read from a file: no other texts are counted, because no more are generated.
+    - The workload is `sessions:FILE`: the texts of all sessions are counted. If the run repeats the file without end,
+      the texts of one pass over the file are counted.
+    - The number of requests is unknown: the texts of the first REHEARSED prompts are counted.
+    - All prompts have the same length, and `complete` is False: the first REHEARSED prompts are sufficient here, too.
+    - All other workloads: the texts of all prompts are counted.
+
+    If a workload consists of sessions, REHEARSED is a number of sessions.
     """
     spec = prompts.spec
     from_file = _is_from_file(prompts)

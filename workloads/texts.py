@@ -187,7 +187,8 @@ def _measure_one_by_one(
     - `count` counts the tokens of texts.
     - `alone` maps a word to the token count of the text that consists of this word alone. It must contain the first
       candidate, which is the first word of all measured texts.
-    - `openings` is the number of words that are also counted at the start of a text.
+    - `openings` is a number of words. The cheapest `openings` words of the result are also counted at the start of a
+      text, because a word may have a different cost there.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -328,17 +329,16 @@ class PromptDraft(msgspec.Struct):
 class TextSurvey:
     """Counts the different beginnings (prefixes) of the prompts of a run, by their length in tokens.
 
-    Different prompts must begin differently, because the server must not find a new prompt in its prefix cache. There
-    are two kinds of prefixes:
+    A server can reuse the prefixes of earlier prompts, which are in its prefix cache. To prevent this, each prompt
+    normally begins with different words. Only some workloads have groups of prompts that begin with the same text,
+    which is called a shared span.
 
-    - A shared span is a text with which several prompts begin. It is the prefix of all these prompts.
-    - A prompt without a shared span is its own prefix.
+    - A prompt without a shared span counts as one prefix. This prefix is the whole prompt.
+    - All prompts that begin with the same shared span together count as one prefix. This prefix is the span.
 
-    Prefixes are numbered from 0, and the first words of a prefix encode its number.
-
-    The method `note` adds a prompt. The survey is complete if `note` was called for every prompt of the run. In a run
-    without end, `note` is called only for the first prompts. The survey is then incomplete, and assumes the worst case:
-    that all prefixes have the same length.
+    The method `note` adds a prompt. The survey is complete if `note` is called for every prompt that the run generates.
+    Otherwise, for example in a run without end, the number of prefixes of each length is unknown. `group_size` then
+    returns the number of prefixes of all lengths together, which is an upper limit.
     """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
@@ -359,9 +359,10 @@ class TextSurvey:
 
     @property
     def total(self) -> int:
-        """Number of different prefixes of the prompts in the run: all texts and all shared spans.
+        """Number of texts in the run, plus the number of shared spans.
 
-        If the number of shared spans was not stated, those that `note` has counted are included.
+        A shared span is a text with which several prompts begin. If the number of shared spans was not stated when the
+        survey was created, the different spans that `note` has received so far are counted.
         """
         return self._texts + (self._spans or len(self._span_positions))
 
@@ -387,8 +388,8 @@ class TextSurvey:
 
         - `number` is the number of the prefix. Whole texts have the numbers 0, 1, 2, ..., and shared spans have
           negative numbers.
-        - `tokens` is the length of the prefix. Two shared spans may differ only in their length. For a whole text, the
-          length does not matter.
+        - `tokens` is the length of the prefix. It is needed for shared spans, because several spans can have the same
+          number but different lengths. For a whole text, the length does not matter.
         """
         if number >= 0:
             return self.total - self._texts + number

@@ -1146,10 +1146,11 @@ def goodput_sentences(summary: Summary) -> list[str]:
 
 
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
-    """Return each bound in `met` as a text, such as `ttft < 300 ms`. `sign` is the part between name and value.
+    """Return each bound in `met` as a text, for example `ttft < 300 ms`. `sign` is the part between name and value.
 
-    A bound of 0 is left out. For example, the bound on the number of reasoning tokens can be 0 if most requests have no
-    reasoning tokens.
+    The bounds in `met` are those of --goodput, multiplied by a factor. The factor is chosen so that a given share of
+    the requests, such as 90%, meets the multiplied bounds. It can be 0, for example if only reasoning tokens have a
+    bound and 90% of the requests have no reasoning tokens. A multiplied bound of 0 is left out.
     """
     texts = []
     for name, bound in met.bounds_s.items():

@@ -292,10 +292,13 @@ def exit_code(result: SweepResult) -> int:
 
 
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
-    """Write sweep.json for each sweep and one page for all of them, and print the results.
+    """Write the results of sweeps to files, print them as `output` requires, and return them.
 
-    Raises PlanError if the clocks of the sweeps' servers ran at different speeds, and OutputError if a file cannot be
-    written.
+    Each folder in `folders` contains one sweep, and gets a file sweep.json. `page` is the file of one HTML page about
+    all sweeps.
+
+    Raises PlanError if the sweeps ran at different speeds. For example, a sweep on a simulated server with `--speed 5`
+    cannot share a page with a sweep on a real server. Raises OutputError if a file cannot be written.
     """
     from loadgen.analysis.sweep.document import terminal_document
     from loadgen.studies.sweep.result import read_sweep, write_sweeps

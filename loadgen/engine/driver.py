@@ -692,11 +692,14 @@ class Driver:
             self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
     def _on_retry(self) -> None:
-        """Let the clients of a closed loop whose pause is over send their next requests.
+        """Let paused clients of a closed loop send their next requests. This method is called at the end of a pause.
 
-        A client pauses if its last request failed immediately. If requests have failed for so long that the server
-        counts as down, nothing more is sent, and all remaining requests are recorded as not sent. In a loop with a
-        fixed duration, the clients keep trying until the end of the loop instead.
+        A client pauses if its last request failed immediately. `BackOff.take` decides how many of the paused clients
+        continue.
+
+        If every request of the last 60 s (GIVE_UP_NS) has failed immediately, the server counts as down. No more
+        requests are sent, and the remaining requests are recorded as not sent. A loop with a fixed duration is an
+        exception: its clients keep trying until the loop ends.
         """
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns

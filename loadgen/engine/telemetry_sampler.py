@@ -93,8 +93,8 @@ class Bursts(msgspec.Struct, frozen=True):
           wait, the caller must call this method again.
         - Otherwise the wait is 0. The time limit is LIMIT_S, or less if the next burst is due earlier.
 
-        A burst counts as sent when enough requests in `counts` were sent, dropped or failed: as many as are due up to
-        and including the burst. HOLD_NS after its due time, a burst counts as sent in any case.
+        The sending of a burst is over when, according to `counts`, every request of the burst and every earlier request
+        was sent, dropped or failed. If this takes longer than HOLD_NS, readings no longer wait for the burst.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():

@@ -447,10 +447,11 @@ def predict_step(
       cache.
     - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
-    With several pipeline stages, the sequences are divided into one micro-batch per stage. The step ends when every
-    micro-batch has passed all stages, so its duration is the time that the largest micro-batch needs for all stages. If
-    only some micro-batches contain a prompt, the stages wait while the other micro-batches pass. This wait is the
-    pipeline bubble (Sarathi, arXiv 2308.16369).
+    With several pipeline stages, the sequences are divided into one micro-batch per stage. The duration of the step is
+    the time that the largest micro-batch needs to pass through all stages. Each stage finishes the smaller
+    micro-batches sooner, and is idle until the next micro-batch arrives. For example, if there are fewer prompts than
+    stages, the micro-batches without a prompt are smaller. The idle time is called the pipeline bubble (Sarathi, arXiv
+    2308.16369).
 
     With speculative decoding, one step drafts and verifies several tokens per decoding sequence. The predicted duration
     of decoding is the duration of such a step, divided by the mean number of tokens that it adds to a sequence.

@@ -312,12 +312,17 @@ def training_accuracy(setup: TrainingSetup) -> Accuracy:
 
 
 def speed_up_accuracy(before: Deployment, after: Deployment, load: PredictedLoad | None = None) -> Accuracy:
-    """Return how far predictions of the speed-up from one GPU to another were from measurements.
+    """Return how accurately the hardware model predicts the speed-up from one GPU to another.
 
-    `before` and `after` are the deployments on the two GPUs. A speed-up is the ratio of the TPOT of both GPUs at the
-    same load. The measurements come from servers with the same two GPUs, the same engine and the same kind of model
-    (dense or mixture of experts). The result is "not validated" in two cases: the deployments differ in their engine or
-    TP, or the TPOT of one of them was never compared with measurements under a load such as `load`.
+    `before` and `after` are deployments on these two GPUs. The speed-up is the TPOT of `before` divided by the TPOT of
+    `after`, at the same load. The accuracy was found by comparison with measurements of servers with the same two GPUs,
+    the same engine and the same kind of model (dense or mixture of experts).
+
+    The result is "not validated" in three cases:
+
+    - The two deployments differ in their engine or TP.
+    - The TPOT of one of them was never compared with measurements under a load such as `load`.
+    - There are no measurements of such a speed-up.
     """
     if before.framework.name != after.framework.name or before.tensor != after.tensor:
         return Accuracy(validated=False)
@@ -340,8 +345,11 @@ def describe(found: Mapping[str, Accuracy]) -> str:
     """Return a text about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
 
     `found` maps the name of each figure to its accuracy. In the example, the median error is 4% and the 90th percentile
-    is 13%, over 20 published measurements. If the measured servers had other settings than the defaults, or only other
-    loads, the text names these settings and loads.
+    is 13%, over 20 published measurements.
+
+    The text also names the settings of the measured servers and their clients if these settings differ from the
+    defaults of `loadgen limits`. If the load of a prediction is far from all measured loads, the text says so and
+    states the limits of the measured loads. A figure whose accuracy is unknown is called `not validated`.
     """
     known = [f"{figure} {each.errors}" for figure, each in found.items() if each.rows]
     settings = dict.fromkeys(each.settings for each in found.values() if each.settings)

@@ -311,13 +311,12 @@ def _progress(frame: Frame) -> Floats | None:
 def server_error(piece: float, residence: float) -> float:
     """Return the standard error of `log(B / A)` for a duration that is A in one run and B in another run.
 
-    The error is due to random changes of the server's speed. To estimate it, each run is divided into PIECES pieces.
+    The server's speed changes at random, so a latency may differ although the servers are the same. To estimate this
+    error, each run is divided into PIECES pieces (see `piece_error`). `piece` is the error of a duration that is as
+    long as one piece. `residence` is the share of the run that the duration takes, from 0 to 1.
 
-    - `piece` is the error for the duration of one piece (see `piece_error`).
-    - `residence` is the duration as a share of the run.
-
-    Pieces vary independently, so a duration of m pieces has the error `piece / sqrt(m)`. A duration shorter than one
-    piece has the error `piece`.
+    A duration that takes the share `residence` covers m = `residence * PIECES` pieces. Pieces vary independently, so
+    its error is `piece / sqrt(m)`. If it is shorter than one piece, its error is `piece`.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 

@@ -171,8 +171,10 @@ def _server_command(option: CapacityOption, context: CommandContext, worker: str
 
 
 def server_notes(option: CapacityOption, context: CommandContext) -> list[str]:
-    """Return sentences about the server command of an option: its placeholders, options that the engine does not have,
-    and consequences that the user might not expect.
+    """Return sentences about the server command of a configuration, which is `option`.
+
+    They explain the placeholders of the command, name settings for which the engine has no command-line option, and
+    state consequences that the user might not expect.
     """
     space = context.space
     converted = _converted_format(option)

@@ -256,7 +256,7 @@ class LadderLayer(DecoderLayer):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state after the last layer. `carried` is the result of this layer.
+        """Return the hidden state after the last layer of the model. `carried` is what the last layer returned.
 
         `carried` contains a hidden state, followed by functions that wait for all-reduces in flight. The results of
         these all-reduces are added to the hidden state.

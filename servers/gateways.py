@@ -61,13 +61,23 @@ def gateways_in_head(head: bytes) -> set[str]:
     - `Server`: the value is the name of a gateway if it contains a product of SERVER_PRODUCTS.
     - Headers that only certain gateways add. HEADER_OWNERS maps the beginning of such a header's name to its gateway.
     """
+    return gateways_in_headers(
+        (match[1].decode("latin-1"), match[2].decode("latin-1")) for match in _LINE.finditer(head)
+    )
+
+
+def gateways_in_headers(headers: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the names of the gateways that response headers reveal, as `gateways_in_head` describes.
+
+    `headers` contains the name and the value of each header.
+    """
     names = set[str]()
-    for match in _LINE.finditer(head):
-        header = match[1].decode("latin-1").lower()
+    for name, value in headers:
+        header = name.lower()
         if header in ("server", "via"):
-            value = "".join(letter for letter in match[2].decode("latin-1") if letter.isprintable())[:MAX_NAME].strip()
-            if value and (header == "via" or SERVER_PRODUCTS.search(value)):
-                names.add(f"{value} ({header.title()})")
+            gateway = "".join(letter for letter in value if letter.isprintable())[:MAX_NAME].strip()
+            if gateway and (header == "via" or SERVER_PRODUCTS.search(gateway)):
+                names.add(f"{gateway} ({header.title()})")
             continue
         names |= {f"{owner} ({header})" for start, owner in HEADER_OWNERS.items() if header.startswith(start)}
     return _one_header_each(names)
@@ -79,9 +89,8 @@ def counting_gateway(headers: Mapping[str, str], endpoint: str) -> str:
     `headers` are the headers of a response, which may reveal the gateway. The result is empty if they reveal no gateway
     that replaces token counts on `endpoint`.
     """
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    names = [name.partition(" (")[0] for name in gateways_in_head(head.encode("latin-1", "replace"))]
-    return next((name for name in sorted(names) if endpoint in COUNTING_GATEWAYS.get(name.lower(), ())), "")
+    names = sorted(name.partition(" (")[0] for name in gateways_in_headers(headers.items()))
+    return next((name for name in names if endpoint in COUNTING_GATEWAYS.get(name.lower(), ())), "")
 
 
 def streaming_remedies(gateways: Iterable[str]) -> list[str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import frame_parts
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
-from loadgen.analysis.itl_distribution import describe_metrics, start_gap_metrics
+from loadgen.analysis.itl_distribution import GapFigures, describe_metrics, start_gap_figures
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.network_path import describe_path
 from loadgen.analysis.prediction import read_prediction
@@ -68,8 +69,12 @@ INTERVALS = (
 )
 
 
-def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
+def summarise(
+    run: Run, frame: Frame | None = None, gap_figures: Callable[[], GapFigures] | None = None
+) -> summary.Summary:
     """Return the summary of a run.
+
+    `gap_figures` is the function of `start_gap_figures` for this run, if the caller has called it.
 
     `frame` contains the data of the run's requests as arrays. By default, it is computed from `run.records`. The caller
     must pass it if `run` has no Records, for example if `run` comes from `loadgen.analysis.steady_window.load_run`.
@@ -81,7 +86,8 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     info = run_info(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
     metrics = latency_metrics()
-    with start_gap_metrics(metrics, frame) as gap_metrics:  # Other figures are computed in the meantime.
+    # Other figures are computed in the meantime.
+    with nullcontext(gap_figures) if gap_figures else start_gap_figures(metrics, frame) as figures_of_gaps:
         first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
         delivery = stats.check_delivery(
             frame.due_ns[first_turns],
@@ -96,7 +102,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         held_back = find_held_back(frame)
         counters = check_counters(run, frame)
         requests = request_counts(run, frame)
-        latencies = describe_metrics(metrics, frame, gap_metrics)
+        latencies = describe_metrics(metrics, frame, figures_of_gaps)
     health = client_health.health(run, frame, latencies)
     machines = [machine_clock(run, frame, facts) for facts in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)

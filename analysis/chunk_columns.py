@@ -6,7 +6,7 @@ to sort, percentiles are computed by counting the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-DIGIT_BITS = 20
+DIGIT_BITS = 18
 """Maximum number of bits per digit in `OrderStatistics`. Each pass over the numbers determines one digit, starting with
 the most significant."""
 MAX_COUNTERS = 1 << 23
@@ -25,56 +25,61 @@ MAX_GATHERED = 1 << 23
 """Maximum number of samples that `OrderStatistics` sorts at the end of a search."""
 
 
+def constant_array(value: object, dtype: Any, length: int) -> NDArray[Any]:
+    """Return an array of equal values, which needs memory for one value only. It cannot be written to.
+
+    The result is that of `np.broadcast_to`, which takes several times as long.
+    """
+    one = np.array(value, dtype)
+    result: NDArray[Any] = np.ndarray((length,), one.dtype, one, strides=(0,))
+    result.flags.writeable = False
+    return result
+
+
+def is_constant(values: NDArray[Any]) -> bool:
+    """Return True if the array needs memory for one value only, because all of its values are equal."""
+    return bool(len(values)) and values.strides == (0,)
+
+
 class GrowingArray:
     """A one-dimensional array to which values can be appended.
 
-    The array grows in place, because joining separate arrays at the end would need twice the memory.
+    The array grows in place, because joining separate arrays at the end would need twice the memory. Many columns of a
+    run have the same value in every row. While all appended values are equal, the array therefore only stores this
+    value and its number. It recognises equal values only in blocks for which `is_constant` is True.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._bytes = bytearray()
+        """All values, or one value if `_repeats` is not 0."""
+        self._repeats = 0
+        """Number of values if all are equal. 0 if there are no values yet, or if values differ."""
 
     def extend(self, values: NDArray[Any]) -> None:
         """Append values.
 
         If the data type of the values is wider than that of the array, the whole array is converted to the wider type.
         """
-        wider = np.promote_types(self._dtype, values.dtype)
-        if wider != self._dtype:
-            self._bytes = bytearray(self.array().astype(wider).data)
+        if values.dtype != self._dtype:
+            wider = np.promote_types(self._dtype, values.dtype)
+            self._bytes = bytearray(np.frombuffer(self._bytes, self._dtype).astype(wider).data)
             self._dtype = wider
-        self._bytes += values.astype(wider, copy=False).data
+        if is_constant(values) and (self._repeats or not self._bytes):
+            value = values[:1].astype(self._dtype).tobytes()
+            if not self._repeats or value == self._bytes:
+                self._bytes[:] = value
+                self._repeats += len(values)
+                return
+        if self._repeats and len(values):
+            self._bytes *= self._repeats
+            self._repeats = 0
+        self._bytes += np.ascontiguousarray(values, self._dtype).data
 
     def array(self) -> NDArray[Any]:
         """Return the content as a NumPy array, without copying it."""
-        return np.frombuffer(self._bytes, self._dtype)
-
-
-class GrowingTokens:
-    """A growing array with the number of tokens in each chunk.
-
-    While every chunk holds one token, only the number of chunks is stored.
-    """
-
-    def __init__(self) -> None:
-        self._ones = 0
-        """Number of chunks so far if each of them holds one token; otherwise -1."""
-        self._counts = GrowingArray(np.dtype(np.uint8))
-
-    def extend(self, values: NDArray[Any]) -> None:
-        """Append `values`, the token counts of the next chunks."""
-        if self._ones >= 0 and bool((values == 1).all()):
-            self._ones += len(values)
-            return
-        if self._ones > 0:
-            self._counts.extend(np.ones(self._ones, np.uint8))
-        self._ones = -1
-        self._counts.extend(values)
-
-    def array(self) -> NDArray[Any]:
-        """Return the token counts of all chunks as a NumPy array, without copying them."""
-        return np.broadcast_to(np.uint8(1), self._ones) if self._ones >= 0 else self._counts.array()
+        values = np.frombuffer(self._bytes, self._dtype)
+        return constant_array(values[0], self._dtype, self._repeats) if self._repeats else values
 
 
 class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
@@ -121,18 +126,39 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
     return steps.astype(np.uint32) if fits else steps
 
 
+class KnownSamples(msgspec.Struct, frozen=True):
+    """Some samples of a large data set, by their rank. The smallest sample has rank 0."""
+
+    count: int
+    """Number of samples in the data set."""
+    by_rank: Mapping[int, float]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
+        """Return the sample at each rank. Raises KeyError if a sample is not known."""
+        return [self.by_rank[int(rank)] for rank in ranks]
+
+
 class OrderStatistics:
     """Finds samples by rank in a data set that is too large to sort.
 
     `statistics[rank]` is the sample with this rank, divided by `scale`. The smallest sample has rank 0.
 
-    - `blocks`: Function that returns the samples in blocks. The samples are integers from 0 to `largest`.
+    - `blocks`: Function that returns the samples in blocks. Each block consists of an array of integers from 0 to
+      `largest`, and of the indices of the entries in it that are no samples. There may be few such entries.
     - `zeros`: Number of additional samples with the value 0. They are part of the data set, but not of the blocks.
     - `count`: Total number of samples, including the additional zeros.
     """
 
     def __init__(
-        self, blocks: Callable[[], Iterable[NDArray[np.integer]]], count: int, zeros: int, largest: int, scale: float
+        self,
+        blocks: Callable[[], Iterable[tuple[NDArray[np.integer], Integers]]],
+        count: int,
+        zeros: int,
+        largest: int,
+        scale: float,
     ) -> None:
         self._blocks = blocks
         self._count = count
@@ -161,6 +187,10 @@ class OrderStatistics:
 
     def __getitem__(self, rank: int) -> float:
         return self.values_at([rank])[0]
+
+    def known(self) -> KnownSamples:
+        """Return the samples at all ranks that have been looked up so far."""
+        return KnownSamples(self._count, dict(self._known))
 
     def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
         """Return the sample at each rank.
@@ -219,9 +249,14 @@ class OrderStatistics:
         """
         if bits == self._bits and self._first_counts is not None:
             return self._first_counts
-        counts = np.zeros((len(groups), 1 << digit), np.int64)
-        for block in self._blocks():
-            counts += _count_digits(block, groups, bits, digit, self._bits).reshape(counts.shape)
+        counts: Integers = np.zeros(len(groups) << digit, np.int64)
+        for block, ignored in self._blocks():
+            if bits == self._bits:
+                np.add.at(counts, (block >> (bits - digit)).astype(np.intp), 1)
+                np.subtract.at(counts, (block[ignored] >> (bits - digit)).astype(np.intp), 1)
+            else:
+                np.add.at(counts, _counters_of(block, ignored, groups, bits, digit, self._bits), 1)
+        counts = counts.reshape(len(groups), 1 << digit)
         if bits == self._bits:
             self._first_counts = counts
         return counts
@@ -244,7 +279,11 @@ class OrderStatistics:
             is_wanted = wanted.__getitem__
         else:
             is_wanted = partial(np.isin, test_elements=groups)
-        parts = [block[is_wanted(block >> bits)] for block in self._blocks()]
+        parts = []
+        for block, ignored in self._blocks():
+            wanted_entries = is_wanted(block >> bits)
+            wanted_entries[ignored] = False
+            parts.append(block[wanted_entries])
         samples = np.sort(np.concatenate(parts)).astype(np.int64)
         result: Integers = samples[np.searchsorted(samples >> bits, prefixes) + ranks]
         return result
@@ -260,8 +299,10 @@ def _digit_bits(bits: int, groups: int) -> int:
     return min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // groups).bit_length() - 1))
 
 
-def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
-    """Count how often each value of the next digit occurs among the numbers in `block`, in one step of a radix search.
+def _counters_of(
+    block: NDArray[np.integer], ignored: Integers, groups: Integers, bits: int, digit: int, total_bits: int
+) -> NDArray[np.intp]:
+    """Return the indices of the counters that one step of a radix search increments for the numbers in `block`.
 
     A radix search determines numbers digit by digit, beginning with the most significant digit. A digit consists of
     several consecutive bits.
@@ -270,12 +311,11 @@ def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit
     - The next digit is the first of these remaining bits. `digit` is the width of this digit in bits.
     - Numbers with the same searched bits form a group. `groups` contains the searched bits of each group that the
       search needs. Numbers in other groups are not counted.
+    - `ignored` contains the indices of numbers that are not counted either.
 
-    The result is a flat array. For each group, it has one counter for each value of the digit.
+    There is one counter for each group and each value of the digit. The counters of a group follow those of the
+    previous group.
     """
-    length = len(groups) << digit
-    if bits == total_bits:
-        return np.bincount((block >> (bits - digit)).astype(np.intp), minlength=length)
     prefixes = block >> bits
     if total_bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
         table = np.full(1 << (total_bits - bits), -1, np.int32)
@@ -285,5 +325,7 @@ def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit
     else:
         index = np.minimum(np.searchsorted(groups, prefixes), len(groups) - 1)
         matches = groups[index] == prefixes
+    matches[ignored] = False
     digits = (block[matches] >> (bits - digit)).astype(np.int64) & ((1 << digit) - 1)
-    return np.bincount((index[matches].astype(np.int64) << digit) + digits, minlength=length)
+    counters: NDArray[np.intp] = (index[matches].astype(np.intp) << digit) + digits
+    return counters

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.analysis.run.compact_record import CompactRecord
+from loadgen.analysis.chunk_columns import constant_array
+from loadgen.analysis.run.compact_record import EMPTY_LIST, CompactRecord
 from loadgen.analysis.run.record import Record
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT
 
@@ -25,10 +27,9 @@ MAX_INSTANT_NS = 1 << 61
 
 END = -(1 << 62)
 """Number that is put after the elements of each list, when many lists are converted together."""
-_END = str(END).encode()
-_COMMA_END = b"," + _END
-_BRACKET = ord("[")
-_BLANKS = b" \t\r\n"
+_COMMA_END = f",{END}".encode()
+_BETWEEN_LISTS = _COMMA_END + b","
+_BLANKS = (b" ", b"\t", b"\r", b"\n")
 
 
 class ChunkLists(NamedTuple):
@@ -64,52 +65,60 @@ def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
     many arrival times as token counts. If the result is None, the caller must decode the lines of the run file one by
     one, to find the damaged lines.
     """
-    read = _integers([bytes(record.chunk_ns) for record in records], -MAX_INSTANT_NS, MAX_INSTANT_NS)
+    read = _integers([record.chunk_ns for record in records], -MAX_INSTANT_NS, MAX_INSTANT_NS)
     if read is None:
         return None
     counts, instants = read
-    tokens: NDArray[np.unsignedinteger] = np.ones(len(instants), np.uint8)
     texts_by_count = {count: _ones(count) for count in set(counts.tolist())}
     texts_of_ones = [texts_by_count[count] for count in counts.tolist()]
-    token_texts = [bytes(record.chunk_tokens) for record in records]
+    token_texts = [record.chunk_tokens for record in records]
     others = {
         row: text for row, (text, ones) in enumerate(zip(token_texts, texts_of_ones, strict=True)) if text != ones
     }
     if not others:
-        return ChunkLists(counts, instants, tokens)
+        return ChunkLists(counts, instants, constant_array(1, np.uint8, len(instants)))
     read = _integers([*others.values()], 0, TOKENS_LIMIT)
     if read is None or not np.array_equal(read[0], counts[[*others]]):
         return None
-    if read[1].max(initial=0) >= 1 << 8:
-        tokens = tokens.astype(np.uint32)
+    tokens: NDArray[Any] = np.ones(len(instants), np.uint8 if read[1].max(initial=0) < 1 << 8 else np.uint32)
     is_other = np.zeros(len(counts), np.bool_)
     is_other[[*others]] = True
     tokens[np.repeat(is_other, counts)] = read[1]
     return ChunkLists(counts, instants, tokens)
 
 
-def _ones(count: int) -> bytes:
+def _ones(count: int) -> msgspec.Raw:
     """Return the JSON text of a list with `count` ones, for example `[1,1,1]`. loadgen writes lists without spaces."""
-    return b"[" + (b"1," * count)[:-1] + b"]"
+    return msgspec.Raw(b"[" + (b"1," * count)[:-1] + b"]")
 
 
-def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Integers, Integers] | None:
+def _integers(texts: Sequence[msgspec.Raw], smallest: int, largest: int) -> tuple[Integers, Integers] | None:
     """Return two arrays from JSON lists of integers: the length of each list, and the elements of all lists.
 
     Return None if an element is not an integer from `smallest` to `largest`.
     """
-    if any(text[0] != _BRACKET or text[1] in _BLANKS for text in texts):  # not a list, or perhaps an empty one: `[ ]`
+    filled = np.array([text != EMPTY_LIST for text in texts], np.bool_)
+    number = int(filled.sum())
+    counts = np.zeros(len(texts), np.int64)
+    if not number:
+        return counts, np.zeros(0, np.int64)
+    lists = texts if number == len(texts) else [*compress(texts, filled.tolist())]
+    joined = _BETWEEN_LISTS.join(lists)
+    if any(blank in joined for blank in _BLANKS) and not all(bytes(text)[1:-1].strip() for text in lists):
+        return None  # NumPy would read the empty list `[ ]` as a 0.
+    elements_only = joined.replace(b"[", b"").replace(b"]", b"")
+    if len(joined) - len(elements_only) != 2 * number:  # a list in a list, or a text that is not a list
         return None
-    joined = b",".join([text[1:-1] + _COMMA_END if len(text) > 2 else _END for text in texts])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            values = np.fromstring(joined, np.int64, sep=",")
+            values = np.fromstring(elements_only + _COMMA_END, np.int64, sep=",")
         except (DeprecationWarning, ValueError):  # The text has other characters than those of integers.
             return None
     is_end = values == END
     ends = np.flatnonzero(is_end)
     elements = values[~is_end]
-    if len(ends) != len(texts) or (len(elements) and not smallest <= elements.min() <= elements.max() <= largest):
+    if len(ends) != number or not smallest <= elements.min(initial=0) <= elements.max(initial=0) <= largest:
         return None
-    return np.diff(ends, prepend=-1) - 1, elements
+    counts[filled] = np.diff(ends, prepend=-1) - 1
+    return counts, elements

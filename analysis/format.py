@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -33,6 +34,12 @@ def significant(value: float | None, digits: int = 3) -> str:
         return "0"
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def nice_step(minimum: float) -> float:
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `minimum`."""
+    power = 10.0 ** math.floor(math.log10(minimum))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= minimum * (1 - 1e-9))
 
 
 def scale_of(seconds: float | None) -> tuple[float, str]:

@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, chunk_steps
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, chunk_steps, constant_array, is_constant
 from loadgen.analysis.chunk_lists import ChunkLists, lists_of_records, lists_of_texts
 from loadgen.analysis.graph_columns import GraphColumns, GraphColumnsBuilder
+from loadgen.analysis.record_groups import RecordGroups
 from loadgen.analysis.row_labels import RowLabels, RowLabelsBuilder
 from loadgen.analysis.run.compact_record import CompactRecord
 from loadgen.analysis.run.record import Record, State
@@ -39,11 +40,8 @@ MAX_DETAILS = 1000
 """Maximum number of different outcomes. Further error messages are counted together, because each message
 of a server may be different."""
 OTHER_DETAIL = "(other messages)"
-SOURCE_FIELDS = attrgetter("phase", "state", "counted_by", "stamps")
-OUTCOME_FIELDS = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
-TOKEN_FIELDS = attrgetter("chunk_counts", "counted_by", "hidden_tokens", "refuted_total")
 FLOATS = ("due_ns", "released_ns", "sent_end_ns", "first_byte_ns", "min_rtt_us")
-NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
+NUMBERS = ("id", "late_ns_max", "reads", "coalesced_reads")
 
 
 class Outcome(NamedTuple):
@@ -466,6 +464,21 @@ class Frame(msgspec.Struct, frozen=True):
             ends_gap[self.offsets[rows][counts > 0] - chunks.start] = False  # not the first chunk of a request
             yield rows, self.chunk_ns.steps[chunks][ends_gap]
 
+    def step_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer], Integers]]:
+        """Yield (rows, steps, ignored) for each block of rows, to process the gaps of `gap_blocks` in less time.
+
+        `steps` contains the time since the previous chunk in ns for all chunks of the rows, in the order of the rows.
+        `ignored` contains the indices of the steps that are no gaps: those of the first chunk of each row, which are 0,
+        and those of rows that the mask `sampled` does not select.
+        """
+        sampled = self.sampled
+        for rows, chunks in self.blocks():
+            counts = np.diff(self.offsets[rows.start : rows.stop + 1])
+            ignored = self.offsets[rows][sampled[rows] & (counts > 0)] - chunks.start
+            if not sampled[rows].all():
+                ignored = np.concatenate((ignored, np.flatnonzero(np.repeat(~sampled[rows], counts))))
+            yield rows, self.chunk_ns.steps[chunks], ignored
+
 
 def offsets_of(counts: Integers) -> Integers:
     """Return the index of each row's first entry in a flat array, followed by the total number of entries.
@@ -521,7 +534,7 @@ class FrameBuilder:
 
     def __init__(self) -> None:
         self._pending: list[Record] = []
-        self._columns: dict[str, GrowingArray | GrowingTokens] = {"chunk_tokens": GrowingTokens()}
+        self._columns: dict[str, GrowingArray] = {}
         self._outcomes: dict[Outcome, OutcomeCount] = {}
         self._indices: dict[Outcome, int] = {}
         self._sources = Counter[CountSource]()
@@ -613,59 +626,55 @@ class FrameBuilder:
             if record.marks:
                 for name, value in record.marks.items():
                     self._marks.setdefault(name, {})[row] = value
-            if record.output_error and record.phase == "measured" and record.state == "complete":
-                known = record.output_error in self._output_errors or len(self._output_errors) < MAX_DETAILS
-                self._output_errors[record.output_error if known else OTHER_DETAIL] += 1
             if record.role or record.parents:
                 self._graphs.add(row, record)
         self._rows += len(records)
-        for name, values in _columns_of(records, chunks).items():
+        groups = RecordGroups(records)
+        columns = _columns_of(records, chunks, groups)
+        columns["outcome_index"] = self._count_outcomes(groups, columns["id"])
+        for name, values in columns.items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
-        self._models.extend([record.model for record in records])
-        self._replicas.extend([record.replica for record in records])
-        self._count_sources(records)
-        indices = self._count_outcomes(records)
-        self._columns.setdefault("outcome_index", GrowingArray(np.dtype(np.uint16))).extend(indices)
+        self._models.extend(groups, [fields.model for fields in groups.fields])
+        self._replicas.extend(groups, [fields.replica for fields in groups.fields])
+        for fields, count in zip(groups.fields, groups.counts, strict=True):
+            self._sources[CountSource(fields.measured, fields.state, fields.counted_by, fields.stamps)] += count
+            if fields.output_error and fields.measured and fields.state == "complete":
+                known = fields.output_error in self._output_errors or len(self._output_errors) < MAX_DETAILS
+                self._output_errors[fields.output_error if known else OTHER_DETAIL] += count
 
-    def _count_sources(self, records: Sequence[Record]) -> None:
-        for (phase, state, counted_by, stamps), count in Counter(map(SOURCE_FIELDS, records)).items():
-            self._sources[CountSource(phase == "measured", state, counted_by, stamps)] += count
-
-    def _count_outcomes(self, records: Sequence[Record]) -> NDArray[np.uint16]:
+    def _count_outcomes(self, groups: RecordGroups, ids: Integers) -> NDArray[np.uint16]:
         """Add the outcomes of these Records to `_outcomes`, and return the index of each Record's outcome."""
-        fields_of_records = [OUTCOME_FIELDS(record) for record in records]
-        first_ids = {fields: record.id for fields, record in zip(fields_of_records[::-1], records[::-1], strict=True)}
-        indices = {}
-        for fields, count in Counter(fields_of_records).items():
-            phase, state, kind, detail, http_status = fields
-            kind = "" if state == "complete" else kind or state
-            outcome = Outcome(phase == "measured", state, kind, detail if kind else "", http_status)
+        indices = []
+        for fields, count, first_id in zip(groups.fields, groups.counts, groups.first_ids(ids), strict=True):
+            kind = "" if fields.state == "complete" else fields.error_kind or fields.state
+            detail = fields.error_detail if kind else ""
+            outcome = Outcome(fields.measured, fields.state, kind, detail, fields.http_status)
             if outcome not in self._outcomes and len(self._outcomes) >= MAX_DETAILS:
                 outcome = outcome._replace(detail=OTHER_DETAIL)
-            count_before, first_id = self._outcomes.get(outcome, (0, first_ids[fields]))
-            self._outcomes[outcome] = OutcomeCount(count_before + count, first_id)
-            indices[fields] = self._indices.setdefault(outcome, len(self._indices))
-        return np.array([indices[fields] for fields in fields_of_records], np.uint16)
+            count_before, first_id_before = self._outcomes.get(outcome, (0, first_id))
+            self._outcomes[outcome] = OutcomeCount(count_before + count, first_id_before)
+            indices.append(self._indices.setdefault(outcome, len(self._indices)))
+        return groups.spread(np.array(indices, np.uint16))
 
 
-def _columns_of(records: Sequence[Record], chunks: ChunkLists) -> dict[str, NDArray[Any]]:
-    """Return the Frame columns of these Records, by column name. `chunks` are the chunks of the Records."""
+def _columns_of(records: Sequence[Record], chunks: ChunkLists, groups: RecordGroups) -> dict[str, NDArray[Any]]:
+    """Return the Frame columns of these Records, by column name.
+
+    `chunks` are the chunks of the Records, and `groups` are their groups.
+    """
 
     def column(name: str, kind: type = np.float64) -> NDArray[Any]:
         values = [*map(attrgetter(name), records)]
         if values and values.count(values[0]) == len(values):  # Often all values are equal, which takes less time.
-            return np.full(len(values), np.nan if values[0] is None else values[0], kind)
+            return constant_array(np.nan if values[0] is None else values[0], kind, len(values))
         try:  # Converting through integers takes a fifth of the time.
             return np.array(values, np.int64).astype(kind) if kind is np.float64 else np.array(values, kind)
         except TypeError:  # A value is None, which becomes NaN.
             return np.array(values, kind)
 
-    def equals(name: str, value: str) -> Booleans:
-        return np.array([text == value for text in map(attrgetter(name), records)], np.bool_)
-
     counts, instants = chunks.counts, chunks.instants
     offsets = offsets_of(counts)
-    end_ns, complete = column("end_ns"), equals("state", "complete")
+    end_ns, complete = column("end_ns"), groups.column(lambda fields: fields.state == "complete", np.bool_)
     output_asked, prompt_asked = column("output_tokens_asked"), column("prompt_tokens_asked")
     sent_ns, first_sent_ns = column("sent_ns"), column("first_sent_ns")
     sent_again = ~np.isnan(first_sent_ns)
@@ -674,10 +683,10 @@ def _columns_of(records: Sequence[Record], chunks: ChunkLists) -> dict[str, NDAr
     return {
         "chunk_counts": counts,
         "steps": chunk_steps(instants, offsets),
-        **_tokens_of(records, chunks, offsets),
-        "measured": equals("phase", "measured"),
+        **_tokens_of(records, chunks, offsets, groups),
+        "measured": groups.column(lambda fields: fields.measured, np.bool_),
         "complete": complete,
-        "dropped": equals("state", "dropped"),
+        "dropped": groups.column(lambda fields: fields.state == "dropped", np.bool_),
         "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
         "first_ns": _at_chunk(instants, offsets[:-1], counts),
         "last_ns": last_ns,
@@ -685,8 +694,13 @@ def _columns_of(records: Sequence[Record], chunks: ChunkLists) -> dict[str, NDAr
         "prompt_reported": column("prompt_tokens"),
         "output_asked": output_asked,
         # The number of chunks is not the length of a response.
-        "output_reported": np.where(equals("counted_by", "chunks"), np.nan, column("output_tokens")),
-        "first_token_merged": column("first_token_merged", np.bool_),
+        "output_reported": np.where(
+            groups.column(lambda fields: fields.counted_by == "chunks", np.bool_), np.nan, column("output_tokens")
+        ),
+        "first_token_merged": groups.column(lambda fields: fields.first_token_merged, np.bool_),
+        "worker": groups.column(lambda fields: fields.worker, np.int64),
+        "turn": groups.column(lambda fields: fields.turn, np.int64),
+        "reopened": groups.column(lambda fields: fields.reopened, np.int64),
         "sent_ns": sent_ns,
         "first_sent_ns": np.where(sent_again, first_sent_ns, sent_ns),
         "sent_again": sent_again,
@@ -695,23 +709,31 @@ def _columns_of(records: Sequence[Record], chunks: ChunkLists) -> dict[str, NDAr
     }
 
 
-def _tokens_of(records: Sequence[Record], chunks: ChunkLists, offsets: Integers) -> dict[str, NDArray[Any]]:
+def _tokens_of(
+    records: Sequence[Record], chunks: ChunkLists, offsets: Integers, groups: RecordGroups
+) -> dict[str, NDArray[Any]]:
     """Return the Frame columns with token counts for these Records, by column name.
 
     In nearly all Records, the token counts of the chunks add up to the output length that the server reported. Such
     rows get the counts unchanged. Only the other rows are examined one by one.
     """
     counts, tokens = chunks.counts, chunks.tokens
-    recorded = sum_by_row(tokens, offsets)
+    constant = is_constant(tokens)
+    recorded = counts * float(tokens[0]) if constant else sum_by_row(tokens, offsets)
     first = _at_chunk(tokens, offsets[:-1], counts)
     arrived, in_stream = recorded.copy(), recorded.copy()
     unstreamed = np.zeros(len(records))
-    by_chunks, by_server, special = _token_flags(records)
+    by_chunks = groups.column(lambda fields: fields.chunk_counts == "chunk" or fields.counted_by == "chunks", np.bool_)
+    by_server = groups.column(lambda fields: fields.counted_by == "server", np.bool_)
+    # `streamed_tokens` must compute the tokens of these responses, even if the token counts of the chunks add up to the
+    # output length: the server generated hidden tokens, which may be included in these counts, or it reported an output
+    # length of 0 although it streamed tokens.
+    special = groups.column(lambda fields: bool(fields.hidden_tokens) or fields.refuted_total is not None, np.bool_)
     basis = np.where(by_chunks, BASES.index("chunks"), BASES.index("counted")).astype(np.uint8)
     totals = np.array([record.output_tokens for record in records], np.float64)
     different = (counts > 0) & (special | (by_server & ~(totals == recorded) & ~np.isnan(totals)))
     if different.any():
-        tokens = tokens.astype(np.uint32)
+        tokens, constant = tokens.astype(np.uint32), False
     for row in np.flatnonzero(different).tolist():
         record = records[row]
         result = streamed_tokens(record.expanded() if isinstance(record, CompactRecord) else record)
@@ -722,7 +744,7 @@ def _tokens_of(records: Sequence[Record], chunks: ChunkLists, offsets: Integers)
         arrived[row] = sum(result.counts)
         basis[row] = BASES.index(result.basis)
     return {
-        "chunk_tokens": tokens.astype(np.min_scalar_type(int(tokens.max(initial=0)))),
+        "chunk_tokens": tokens if constant else tokens.astype(np.min_scalar_type(int(tokens.max(initial=0)))),
         "first_tokens": first,
         "arrived_tokens": arrived,
         "streamed_tokens": in_stream,
@@ -730,28 +752,6 @@ def _tokens_of(records: Sequence[Record], chunks: ChunkLists, offsets: Integers)
         "recorded_tokens": recorded,
         "basis": basis,
     }
-
-
-def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
-    """Return three Boolean columns about the tokens of the Records, with one row per Record.
-
-    - First column: True if the token counts of the chunks are unknown.
-    - Second column: True if the server reported the output length.
-    - Third column: True if `streamed_tokens` must compute the tokens of the response, even if the token counts of the
-      chunks add up to the output length. There are two reasons: the server generated hidden tokens, which may be
-      included in these counts, or it reported an output length of 0 although it streamed tokens.
-    """
-
-    def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:
-        by_chunks = chunk_counts == "chunk" or counted_by == "chunks"
-        return by_chunks, counted_by == "server", bool(hidden_tokens) or refuted_total is not None
-
-    fields_of_records = [*map(TOKEN_FIELDS, records)]
-    # Usually all records of a block have the same fields, which are then evaluated once.
-    known = {fields: flags_of(*fields) for fields in set(fields_of_records)}
-    flags = np.array([*known.values()] if len(known) == 1 else [known[f] for f in fields_of_records], np.bool_)
-    by_chunks, by_server, special = np.broadcast_to(flags.reshape(-1, 3), (len(records), 3)).T
-    return by_chunks, by_server, special
 
 
 def _at_chunk(values: NDArray[np.integer], positions: Integers, counts: Integers) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from loadgen.analysis.frame import Frame, offsets_of, sum_by_row
+from loadgen.analysis.frame import Frame, sum_by_row
 
 MIN_CHUNKS = 8
 """Minimum number of chunks of a response that is examined."""
@@ -56,11 +56,15 @@ def find_held_back(frame: Frame) -> HeldBack | None:
     if not examined.any():
         return None
     response_ns = np.where(examined, frame.end_ns - frame.sent_ns, 0.0)
-    together_ns = np.minimum(TOGETHER_NS, TOGETHER_SHARE * response_ns / np.maximum(chunks, 1))
+    together_ns = (
+        np.minimum(TOGETHER_NS, TOGETHER_SHARE * response_ns / np.maximum(chunks, 1)).clip(0).astype(np.uint32)
+    )
     inside = np.zeros(len(gaps))
-    for rows, block in frame.gap_blocks():
-        together = block <= np.repeat(together_ns[rows], gaps[rows])
-        inside[rows] = sum_by_row(together, offsets_of(gaps[rows]))
+    for rows, steps, _ in frame.step_blocks():
+        offsets = frame.offsets[rows.start : rows.stop + 1]
+        together = steps <= np.repeat(together_ns[rows], np.diff(offsets))
+        # The step of the first chunk of a row is 0, but it is no gap.
+        inside[rows] = np.where(examined[rows], sum_by_row(together, offsets - offsets[0]) - 1, 0)
     groups = np.maximum(chunks - inside, 1)
     held = examined & (chunks / groups >= MIN_GROUP)
     if not held.any():

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.analysis.chunk_columns import GrowingArray
+from loadgen.analysis.record_groups import RecordGroups
 
 MAX_NAMES = 100
 """Maximum number of different names. Rows with further names are grouped under OTHER_NAME."""
 OTHER_NAME = "(other)"
-BLOCK = 1 << 16
 
 
 class RowLabels(msgspec.Struct, frozen=True, eq=False):
@@ -37,35 +37,20 @@ class RowLabels(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowLabelsBuilder:
-    """Collects the labels of rows that are added in blocks.
-
-    Until the first row with a name is added, only the number of rows is stored.
-    """
+    """Collects the labels of rows that are added in blocks."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {"": 0}
         self._index = GrowingArray(np.dtype(np.uint8))
-        self._unnamed = 0
-        """Number of rows before the first one with a name."""
 
-    def extend(self, names: Sequence[str]) -> None:
-        """Add one row for each name in `names`. An empty name stands for a row without a name."""
-        if len(self._names) == 1 and not any(names):
-            self._unnamed += len(names)
-            return
-        if self._unnamed:
-            self._index.extend(np.zeros(self._unnamed, np.uint8))
-            self._unnamed = 0
-        self._index.extend(np.array([self._position(name) for name in names], np.uint8))
+    def extend(self, groups: RecordGroups, names: Sequence[str]) -> None:
+        """Add one row for each Record of `groups`. `names` contains the name of each group, or "" for no name."""
+        self._index.extend(groups.spread(np.array([self._position(name) for name in names], np.uint8)))
 
     def absorb(self, later: RowLabelsBuilder) -> None:
         """Add the rows of the builder `later` after the rows of this builder."""
-        labels = later.labels()
-        if labels is None:
-            self.extend([""] * later._unnamed)
-        else:
-            for first in range(0, len(labels.index), BLOCK):
-                self.extend([labels.names[index] for index in labels.index[first : first + BLOCK].tolist()])
+        positions = np.array([self._position(name) for name in later._names], np.uint8)
+        self._index.extend(positions[later._index.array()])
 
     def _position(self, name: str) -> int:
         if name not in self._names and len(self._names) >= MAX_NAMES:

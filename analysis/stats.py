@@ -66,6 +66,10 @@ TREND_ERRORS = 2.576
 EQUAL_BATCHES = "all parts of the window have the same rate"
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
+POINTS_MAX = 700
+"""Maximum number of points of a distribution."""
+EXTREMES = 50
+"""Number of smallest samples, and of largest samples, that a thinned distribution always contains."""
 BUCKETS_PER_OCTAVE = 4
 """Number of read-delay buckets per factor of two (loadgen.engine.client_health)."""
 
@@ -98,6 +102,18 @@ def sum_of_squares(values: Floats) -> float:
     `values @ values` would start threads, which take more than ten times the processor time.
     """
     return float(np.square(values).sum())
+
+
+def plotted_ranks(count: int) -> Integers:
+    """Return the ranks (from 0) to draw out of `count` sorted samples.
+
+    All ranks are drawn if `count <= POINTS_MAX`. Otherwise, these ranks are drawn: the lowest EXTREMES ranks, the
+    highest EXTREMES ranks, and evenly spaced ranks.
+    """
+    if count <= POINTS_MAX:
+        return np.arange(count)
+    even = np.linspace(0, count - 1, POINTS_MAX - 2 * EXTREMES).astype(np.int64)
+    return np.unique(np.concatenate((np.arange(EXTREMES), even, np.arange(count - EXTREMES, count))))
 
 
 def describe_sorted(

@@ -246,15 +246,19 @@ def load_and_summarise(
     - `drawn` is True if the result must also hold the data of the charts.
     - `known` is the content of the run file, if the caller has already read it.
     """
-    from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.build_summary import latency_metrics, summarise
     from loadgen.analysis.goodput import add_part_goodput, goodput
+    from loadgen.analysis.itl_distribution import start_gap_figures
     from loadgen.analysis.recovery import describe_commands
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.steady_window import load_run
 
     run, frame = known or load_run(path)
-    with _charts_meanwhile(run, frame, drawn=drawn) as charts:
-        summary = summarise(run, frame)
+    with (
+        _charts_meanwhile(run, frame, drawn=drawn) as charts,
+        start_gap_figures(latency_metrics(), frame) as gap_figures,
+    ):
+        summary = summarise(run, frame, gap_figures)
         if not objectives:
             confidence = confidence or run.header.confidence
         objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
@@ -271,7 +275,9 @@ def load_and_summarise(
             from loadgen.analysis.slo import judge
 
             summary.objectives = judge(objectives, frame, summary, confidence)
-        return prepare_run(run, frame, summary, charts()) if drawn else ReportedRun(run, summary, {})
+        if not drawn:
+            return ReportedRun(run, summary, {})
+        return prepare_run(run, frame, summary, charts(), gap_figures().samples)
 
 
 @contextmanager

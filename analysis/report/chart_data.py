@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from loadgen.analysis import session_graphs
-from loadgen.analysis.chunk_columns import OrderStatistics
+from loadgen.analysis.chunk_columns import KnownSamples, OrderStatistics
+from loadgen.analysis.format import nice_step
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from loadgen.analysis.goodput import attainment_curve, bound_scale
 from loadgen.analysis.objectives import Distribution, parse_bounds
-from loadgen.analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
+from loadgen.analysis.report.gap_counts import GapCounts, bucket_middles_s
+from loadgen.analysis.stats import PERCENTILES, POINTS_MAX, dkw_margin, percentiles, plotted_ranks, samples_needed
 from loadgen.analysis.steady_window import in_flight
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
@@ -36,10 +38,6 @@ HEAT_MAP_MIN_S = 60.0
 HEAT_MAP_ROWS = 24
 CELL_OPACITY_MIN = 0.12
 """Opacity towards which a heat map cell tends if it holds far fewer requests than the fullest cell."""
-POINTS_MAX = 700
-"""Maximum number of points of a distribution."""
-EXTREMES = 50
-"""Number of smallest samples, and of largest samples, that a thinned distribution always contains."""
 THROUGHPUT_BINS_MAX = 160
 SCATTER_MAX = 800
 ROWS_MAX = 1000
@@ -55,15 +53,7 @@ TREND_PART_MIN = 25
 CHUNKS_MAX = 130_000
 """Maximum number of chunk timestamps in the timeline. A timestamp takes about two bytes in the page."""
 TICK_NS = 100_000
-TOKEN_BINS_MAX = 128
-LONGEST = 20
 LONGEST_COLUMNS = {"token": "token", "gap": "gap_s", "of": "request"}
-BUCKET = 1.01
-"""Ratio of neighbouring bucket edges in the histogram of gaps. Percentiles of gaps are therefore accurate to 1%. The
-histogram needs one pass over the chunks and about two megabytes."""
-BUCKET_MIN_S = 1e-6
-BUCKETS = int(np.log(1e9) / np.log(BUCKET))
-"""Number of buckets, from 1 us to 1,000 s. Gaps outside this range are counted in the first or last bucket."""
 GAP_PERCENTILES = ("p50", "p90", "p99")
 PIECES = 300
 """Number of pieces into which a long telemetry series is divided for thinning."""
@@ -83,20 +73,14 @@ PANELS_BY_UNIT = {"%": "GPU, %", "GiB": "memory, GiB", "W": "power, W", "MHz": "
 """Title of the panel of every other telemetry curve, by unit."""
 
 
-def nice_step(minimum: float) -> float:
-    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `minimum`."""
-    power = 10.0 ** np.floor(np.log10(minimum))
-    return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= minimum * (1 - 1e-9)))
-
-
-def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
+def distribution(ordered: Floats | OrderStatistics | KnownSamples, requests: int) -> dict[str, Any]:
     """Return the empirical distribution function of samples in ascending order.
 
     In the result, `x` is in seconds, and `y` is the share of samples at or below `x`. `margin` is half the width of the
     95% band. The band is computed from the number of requests, because samples of the same request are correlated.
     """
     ranks = plotted_ranks(len(ordered))
-    drawn = np.array(ordered.values_at(ranks)) if isinstance(ordered, OrderStatistics) else ordered[ranks]
+    drawn = ordered[ranks] if isinstance(ordered, np.ndarray) else np.array(ordered.values_at(ranks))
     return {
         "x": np.round(drawn, 7).tolist(),
         "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist(),
@@ -199,18 +183,6 @@ def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
             rows.append((turn.turn, p50, low, high, p50 - low, high - p50))
     names = ("turn", "p50", "low", "high", "below", "above")
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
-
-
-def plotted_ranks(count: int) -> Integers:
-    """Return the ranks (from 0) to draw out of `count` sorted samples.
-
-    All ranks are drawn if `count <= POINTS_MAX`. Otherwise, these ranks are drawn: the lowest EXTREMES ranks, the
-    highest EXTREMES ranks, and evenly spaced ranks.
-    """
-    if count <= POINTS_MAX:
-        return np.arange(count)
-    even = np.linspace(0, count - 1, POINTS_MAX - 2 * EXTREMES).astype(np.int64)
-    return np.unique(np.concatenate((np.arange(EXTREMES), even, np.arange(count - EXTREMES, count))))
 
 
 def throughput_series(frame: Frame) -> dict[str, Any]:
@@ -472,56 +444,34 @@ def timeline(frame: Frame) -> dict[str, Any]:
     }
 
 
-def gaps_by_token(frame: Frame) -> dict[str, Any]:
+def gaps_by_token(frame: Frame, gaps: GapCounts) -> dict[str, Any]:
     """Return percentiles and the maximum of the gaps before each token, in s, over all complete requests.
 
     The gaps are grouped by the position of the token in its response. For long responses, neighbouring positions form
-    one group. The result also lists the longest gaps (at most LONGEST).
+    one group. The result also lists the longest gaps.
     """
-    sampled = frame.sampled
-    maximum = int(frame.arrived_tokens[sampled].max(initial=0))
-    width = max(1, round(nice_step(maximum / TOKEN_BINS_MAX))) if maximum else 1
-    bins = maximum // width + 1
-    counts = np.zeros((bins, BUCKETS), np.int64)
-    largest = np.zeros(bins)
-    longest: list[tuple[float, int, int]] = []
-    for rows, chunks in frame.blocks():
-        gaps, tokens, indices = _gaps(frame, sampled, rows, chunks)
-        if len(gaps) == 0:
-            continue
-        binned = tokens // width
-        buckets = (np.log(np.maximum(gaps, BUCKET_MIN_S) * (1 / BUCKET_MIN_S)) * (1 / np.log(BUCKET))).astype(np.int64)
-        flat = binned * BUCKETS + np.minimum(buckets, BUCKETS - 1)
-        counts += np.bincount(flat, minlength=bins * BUCKETS).reshape(bins, BUCKETS)
-        np.maximum.at(largest, binned, gaps)
-        top = np.flatnonzero(gaps >= longest[-1][0]) if len(longest) == LONGEST else np.arange(len(gaps))
-        if len(top) > LONGEST:  # if gaps are equal, keep the last ones
-            minimum = np.partition(gaps[top], -LONGEST)[-LONGEST]
-            top = np.concatenate((top[gaps[top] == minimum][-LONGEST:], top[gaps[top] > minimum]))
-        candidates = zip(gaps[top].tolist(), indices[top].tolist(), tokens[top].tolist(), strict=True)
-        longest = sorted([*longest, *candidates], reverse=True)[:LONGEST]
     longest_rows = []
-    for gap_s, index, token in longest:
-        request = int(frame.id[np.searchsorted(frame.offsets, index, "right") - 1])
+    for gap_ns, index, token in gaps.longest:
+        request, gap_s = int(frame.id[np.searchsorted(frame.offsets, index, "right") - 1]), gap_ns / 1e9
         from_s = round(float(frame.chunk_ns[index : index + 1][0]) / 1e9 - gap_s, 6)
         longest_rows.append({"request": request, "token": token, "from_s": from_s, "gap_s": gap_s})
     longest_columns = {f"longest_{name}": [row[key] for row in longest_rows] for name, key in LONGEST_COLUMNS.items()}
-    totals = counts.sum(axis=1)
+    totals = gaps.counts.sum(axis=1)
     used = np.flatnonzero(totals)
-    below = np.cumsum(counts, axis=1)
-    bucket_middles = BUCKET_MIN_S * BUCKET ** (np.arange(BUCKETS) + 0.5)
+    below = np.cumsum(gaps.counts, axis=1)
+    largest_s = gaps.largest_ns / 1e9
     drawn: dict[str, Any] = {
-        "token": np.maximum(used * width, 1).tolist(),
-        "width": width,
+        "token": np.maximum(used * gaps.width, 1).tolist(),
+        "width": gaps.width,
         "n": totals[used].tolist(),
         "requests": int(frame.sampled.sum()),
-        "max": [round(float(value), 7) for value in largest[used]],
+        "max": [round(float(value), 7) for value in largest_s[used]],
     }
     for name in GAP_PERCENTILES:
         reached = (below[used] >= PERCENTILES[name] * totals[used, None]).argmax(axis=1)
         # A percentile is only drawn if enough requests have a token at this position.
-        enough = totals[used] / width >= samples_needed(PERCENTILES[name])
-        values = np.minimum(bucket_middles[reached], largest[used])
+        enough = totals[used] / gaps.width >= samples_needed(PERCENTILES[name])
+        values = np.minimum(bucket_middles_s()[reached], largest_s[used])
         drawn[name] = [
             round(float(value), 7) if is_enough else None for value, is_enough in zip(values, enough, strict=True)
         ]
@@ -615,12 +565,19 @@ def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Boolean
     """
     if count <= maximum:
         return np.arange(count)
-    slowest = np.argsort(np.where(np.isnan(slowness), -np.inf, slowness), kind="stable")[-SLOWEST:]
+    slowest = _largest(np.where(np.isnan(slowness), -np.inf, slowness), SLOWEST)
     failed = np.empty(0, np.int64) if incomplete is None else np.flatnonzero(incomplete)
     if len(failed) > INCOMPLETE_MAX:
         failed = failed[np.linspace(0, len(failed) - 1, INCOMPLETE_MAX).astype(np.int64)]
     even = np.linspace(0, count - 1, maximum - SLOWEST - INCOMPLETE_MAX).astype(np.int64)
     return np.unique(np.concatenate((even, slowest, failed)))
+
+
+def _largest(values: Floats, number: int) -> Integers:
+    """Return the indices of the largest `number` values. Of equal values, the last ones count as larger."""
+    limit = np.partition(values, -number)[-number]
+    larger, equal = np.flatnonzero(values > limit), np.flatnonzero(values == limit)
+    return np.concatenate((larger, equal[len(larger) - number :]))
 
 
 def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
@@ -661,25 +618,3 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
     steps[firsts] = ticks[firsts]
     all_steps = steps.tolist()
     return [all_steps[begin:end] for begin, end in pairwise(offsets.tolist())]
-
-
-def _gaps(frame: Frame, sampled: Booleans, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays that describe the gaps between consecutive chunks in one block of the frame.
-
-    - The length of each gap in s.
-    - The number of the token that ends the gap, counted from 1 in its response. If the chunk after the gap has several
-      tokens, this is the first of them.
-    - The index of the chunk after the gap.
-
-    `rows` and `chunks` delimit the block. The mask `sampled` selects the rows of the frame that are included.
-    """
-    counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
-    retained = np.repeat(sampled[rows], counts)
-    firsts = frame.offsets[rows][counts > 0] - chunks.start
-    retained[firsts] = False  # no gap precedes the first chunk of a request
-    indices = np.flatnonzero(retained)
-    tokens_so_far = np.cumsum(frame.chunk_tokens[chunks], dtype=np.int64)  # in the block, including each chunk
-    started = np.zeros(len(counts), np.int64)
-    started[counts > 0] = tokens_so_far[firsts] - frame.chunk_tokens[chunks][firsts]
-    tokens = tokens_so_far[indices - 1] - np.repeat(started, counts)[indices] + 1
-    return frame.chunk_ns.steps[chunks][indices] / 1e9, tokens, indices + chunks.start

@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from operator import getitem
 from typing import Any, cast
 
 import msgspec
 
+from loadgen.analysis.chunk_columns import KnownSamples
 from loadgen.analysis.format import duration, percent, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import sorted_samples
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data, request_parts
 from loadgen.analysis.report.course_findings import course_marks
+from loadgen.analysis.report.gap_counts import GapCounts, count_gaps
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
 
@@ -79,24 +81,31 @@ INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus":
 SHARES = {"range": [0, 1.01], "tickvals": [0, 0.5, 0.9, 1], "tickformat": ".0%"}
 
 
-class ChartInput(msgspec.Struct, frozen=True):
-    """Input of the functions that compute chart data for one run."""
-
-    frame: Frame
-    summary: Summary
-    series: Sequence[Series] = ()
-    phases: Mapping[str, float] = {}
-    """Mean duration in s of each phase of a request, by the server's metrics (telemetry.mean_phases)."""
-    curves: Mapping[str, dict[str, Any]] = {}
-    """Distributions that have already been computed, by name of the latency."""
-
-
-class FrameInput(msgspec.Struct, frozen=True):
+class FrameInput(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The part of a ChartInput that is known before the run is summarised."""
 
     frame: Frame
     series: Sequence[Series] = ()
     phases: Mapping[str, float] = {}
+    """Mean duration in s of each phase of a request, by the server's metrics (telemetry.mean_phases)."""
+
+    @cached_property
+    def gaps(self) -> GapCounts:
+        return count_gaps(self.frame)
+
+    @cached_property
+    def first_tokens(self) -> dict[str, Any]:
+        return chart_data.first_tokens(self.frame)
+
+
+class ChartInput(FrameInput, frozen=True, kw_only=True, dict=True):
+    """Input of the functions that compute chart data for one run."""
+
+    summary: Summary
+    curves: Mapping[str, dict[str, Any]] = {}
+    """Distributions that have already been computed, by name of the latency."""
+    throughput: Mapping[str, Any] | None = None
+    """Load and throughput over time (`chart_data.throughput_series`), if they have already been computed."""
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -156,8 +165,18 @@ def build_chart_data(chart_input: ChartInput, known: Mapping[str, Data | None] |
 
 
 def distribution_curves(frame: Frame) -> dict[str, dict[str, Any]]:
-    """Return the curve of each latency whose distribution has a chart, by name of the latency."""
-    return {name: _distribution_curve(name, frame) for name in DISTRIBUTIONS}
+    """Return the curve of each latency whose distribution has a chart, by name of the latency.
+
+    Latencies with too many samples to sort are left out.
+    """
+    sorted_names = [name for name in DISTRIBUTIONS if METRICS[name].zero_counts(frame) is None]
+    return {name: _distribution_curve(name, frame) for name in sorted_names}
+
+
+def curves_of_gaps(frame: Frame, samples: Mapping[str, KnownSamples]) -> dict[str, dict[str, Any]]:
+    """Return the curves of the latencies whose `samples` are known, by name of the latency."""
+    requests = int(frame.sampled.sum())
+    return {name: chart_data.distribution(samples[name], requests) for name in DISTRIBUTIONS if name in samples}
 
 
 def _distribution_curve(name: str, frame: Frame) -> dict[str, Any]:
@@ -391,7 +410,7 @@ def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Su
     points["customdata"] = "$request,position,prompt"
 
     def data(chart_input: ChartInput) -> Data | None:
-        first = chart_data.first_tokens(chart_input.frame)
+        first = chart_input.first_tokens
         lengths_differ = first["prompts"] and first["prompts"][0] != first["prompts"][1]
         return first if lengths_differ or by == "position" else None
 
@@ -779,7 +798,7 @@ CHARTS: dict[str, Chart] = {
             "parts",
             "parts",
             "Where the time goes",
-            lambda chart_input: request_parts.latency_parts(chart_input.frame, chart_input.phases),
+            lambda chart_input: request_parts.latency_parts(chart_input.frame, chart_input.gaps, chart_input.phases),
             _parts_caption,
             traces=PARTS,
             layout=_parts_layout,
@@ -800,7 +819,7 @@ CHARTS: dict[str, Chart] = {
             "gaps",
             "gaps",
             "Gap before each token",
-            lambda chart_input: chart_data.gaps_by_token(chart_input.frame),
+            lambda chart_input: chart_data.gaps_by_token(chart_input.frame, chart_input.gaps),
             _gaps_caption,
             traces=(
                 _gap_line("p50", "median", {"width": 2.2}, single_run=True, name="median"),
@@ -848,7 +867,7 @@ CHARTS: dict[str, Chart] = {
             "course",
             "Load, queue and latency over time",
             lambda chart_input: {
-                "course": chart_data.throughput_series(chart_input.frame),
+                "course": chart_input.throughput or chart_data.throughput_series(chart_input.frame),
                 "series": chart_data.telemetry_panels(chart_input.series),
                 "marks": course_marks(chart_input.summary),
                 "generates": chart_input.summary.generates,

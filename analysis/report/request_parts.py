@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.analysis.format import scale_of
 from loadgen.analysis.frame import Booleans, Floats, Frame
 from loadgen.analysis.objectives import COMPARISONS, Objective, parse, parse_bounds
-from loadgen.analysis.report.chart_data import BUCKET, BUCKET_MIN_S, BUCKETS
+from loadgen.analysis.report.gap_counts import GapCounts
 from loadgen.analysis.summary import Summary
 
 STALL_FACTOR = 5
@@ -27,7 +27,7 @@ BOUNDED = ("ttft", "tpot")
 """Keys of the latencies that the scatter chart shows."""
 
 
-def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] | None:
+def latency_parts(frame: Frame, gaps: GapCounts, phases: Mapping[str, float]) -> dict[str, Any] | None:
     """Return the mean TTFT, decode time and stalls in s, for groups of complete requests with similar E2E latencies.
 
     A stall is a gap between chunks that is longer than STALL_FACTOR times the median gap of the run. Decode time is the
@@ -38,7 +38,7 @@ def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] |
     requests, or if responses have no gaps.
     """
     retained = frame.sampled & ~np.isnan(frame.first_ns) & ~np.isnan(frame.end_ns)
-    median_gap_s = _median_gap_s(frame)
+    median_gap_s = gaps.median_s
     count = int(retained.sum())
     if count < REQUESTS_MIN or median_gap_s is None:
         return None
@@ -70,27 +70,15 @@ def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] |
     return result | {"median_gap_s": median_gap_s}
 
 
-def _median_gap_s(frame: Frame) -> float | None:
-    """Return the median gap between chunks of complete requests, accurate to 1%, or None if there are no gaps."""
-    counts = np.zeros(BUCKETS, np.int64)
-    for _, gaps_ns in frame.gap_blocks():
-        scaled = np.maximum(gaps_ns / 1e9, BUCKET_MIN_S) / BUCKET_MIN_S
-        buckets = (np.log(scaled) / np.log(BUCKET)).astype(np.int64)
-        counts += np.bincount(np.minimum(buckets, BUCKETS - 1), minlength=BUCKETS)
-    if not counts.any():
-        return None
-    middle = int((np.cumsum(counts) >= counts.sum() / 2).argmax())
-    return float(BUCKET_MIN_S * BUCKET ** (middle + 0.5))
-
-
 def _stalls_s(frame: Frame, threshold_s: float) -> Floats:
     """Return the total duration of the gaps above the threshold, in s, for each row of the frame."""
-    result, gap_counts = np.zeros(len(frame)), frame.gap_counts
-    for rows, gaps_ns in frame.gap_blocks():
-        counts = gap_counts[rows]
-        stalls = np.flatnonzero(gaps_ns > threshold_s * 1e9)
-        stalled_rows = np.searchsorted(np.cumsum(counts), stalls, side="right")
-        result[rows] = np.bincount(stalled_rows, gaps_ns[stalls] / 1e9, len(counts))
+    result = np.zeros(len(frame))
+    for rows, chunks in frame.blocks():
+        steps_ns = frame.chunk_ns.steps[chunks]
+        stalls = np.flatnonzero(steps_ns > threshold_s * 1e9)
+        ends = frame.offsets[rows.start + 1 : rows.stop + 1] - chunks.start
+        stalled_rows = np.searchsorted(ends, stalls, side="right")
+        result[rows] = np.bincount(stalled_rows, steps_ns[stalls] / 1e9, len(ends))
     return result
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.analysis import report as doc
+from loadgen.analysis.chunk_columns import KnownSamples
 from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
     byte_size,
@@ -26,6 +27,7 @@ from loadgen.analysis.format import (
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, status, tables
+from loadgen.analysis.report.chart_data import throughput_series
 from loadgen.analysis.report.charts import (
     CHARTS,
     DASHES,
@@ -37,6 +39,7 @@ from loadgen.analysis.report.charts import (
     FrameInput,
     build_chart_data,
     chart_spec,
+    curves_of_gaps,
     data_without_summary,
     distribution_curves,
     visible_charts,
@@ -132,22 +135,39 @@ class EarlyCharts(NamedTuple):
     """Data of each chart, by chart id. None: the chart does not apply."""
     curves: Mapping[str, dict[str, Any]]
     """Distributions, by name of the latency."""
+    throughput: Mapping[str, Any] | None
+    """Load and throughput over time."""
 
 
-def prepare_run(run: Run, frame: Frame, summary: Summary, early: EarlyCharts | None = None) -> ReportedRun:
+def prepare_run(
+    run: Run,
+    frame: Frame,
+    summary: Summary,
+    early: EarlyCharts | None = None,
+    samples_of_gaps: Mapping[str, KnownSamples] | None = None,
+) -> ReportedRun:
     """Compute the chart data of a run and return it with the run and its summary.
 
-    `early` is the result of `prepare_charts` for this run, if the caller has it.
+    - `early` is the result of `prepare_charts` for this run, if the caller has it.
+    - `samples_of_gaps` contains the samples that the charts of gap metrics show, by name of the metric, if the caller
+      has them.
     """
-    early = early or EarlyCharts({}, {})
-    chart_input = ChartInput(frame, summary, all_series(run), mean_phases(run), early.curves)
+    early = early or EarlyCharts({}, {}, None)
+    chart_input = ChartInput(
+        frame=frame,
+        summary=summary,
+        series=all_series(run),
+        phases=mean_phases(run),
+        curves={**early.curves, **curves_of_gaps(frame, samples_of_gaps or {})},
+        throughput=early.throughput,
+    )
     return ReportedRun(run, summary, build_chart_data(chart_input, early.data))
 
 
 def prepare_charts(run: Run, frame: Frame) -> EarlyCharts:
     """Compute the part of the charts that does not need the summary of the run."""
-    data = data_without_summary(FrameInput(frame, all_series(run), mean_phases(run)))
-    return EarlyCharts(data, distribution_curves(frame))
+    data = data_without_summary(FrameInput(frame=frame, series=all_series(run), phases=mean_phases(run)))
+    return EarlyCharts(data, distribution_curves(frame), throughput_series(frame))
 
 
 def brief_document(summary: Summary) -> Document:

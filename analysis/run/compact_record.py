@@ -7,7 +7,7 @@ from msgspec.structs import fields
 
 from loadgen.analysis.run.record import Integer, Record, Tokens
 
-_EMPTY = msgspec.Raw(b"[]")
+EMPTY_LIST = msgspec.Raw(b"[]")
 _INSTANTS = msgspec.json.Decoder(list[Integer])
 _TOKENS = msgspec.json.Decoder(list[Tokens])
 
@@ -19,8 +19,8 @@ class CompactRecord(Record, tag_field="type", tag="request", kw_only=True, omit_
     chunk would be much slower to read: creating the integers takes most of the time of reading a run.
     """
 
-    chunk_ns: msgspec.Raw = _EMPTY  # type: ignore[assignment]
-    chunk_tokens: msgspec.Raw = _EMPTY  # type: ignore[assignment]
+    chunk_ns: msgspec.Raw = EMPTY_LIST  # type: ignore[assignment]
+    chunk_tokens: msgspec.Raw = EMPTY_LIST  # type: ignore[assignment]
 
     def expanded(self) -> Record:
         """Return the Record, with its chunk times and its token counts decoded from JSON text to lists of integers.

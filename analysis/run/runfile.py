@@ -14,6 +14,7 @@ has part files and no footer, and can be read like a finished run. Readers skip 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -46,6 +47,7 @@ from loadgen.workloads.workload_facts import WorkloadFacts, workload_facts
 
 FORMAT = 1
 FLUSH_BYTES = 1 << 20
+_NEWLINE = ord("\n")
 LINE_BYTES = 1 << 28
 """Maximum length of a line in bytes. A Record of ten million chunks is shorter."""
 BLOCK_BYTES = 1 << 20
@@ -549,7 +551,7 @@ def scan_records(
     return run
 
 
-def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
+def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes | bytearray]:
     """Yield the lines of files of Records in blocks, and note in the Run which files were read.
 
     A file that no longer exists is left out, because --keep-records has removed it since the files were listed.
@@ -582,7 +584,7 @@ def _keep_removed_once(run: Run) -> None:
     run.removed = [part for name, part in by_file.items() if name not in run.record_files]
 
 
-def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
+def _take_block(run: Run, block: bytes | bytearray, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
     """Decode all lines of `block`, pass their Records to `on_block` in one call, and return True.
 
     Lines that are not Records are stored in `run`. If a line is damaged, or if `on_block` returns False, return False
@@ -604,7 +606,7 @@ def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactReco
     return True
 
 
-def _take_lines(run: Run, block: bytes, seen: IdSet, on_record: Callable[[Record], object]) -> None:
+def _take_lines(run: Run, block: bytes | bytearray, seen: IdSet, on_record: Callable[[Record], object]) -> None:
     """Decode the lines of `block` one by one, and pass each Record to `on_record`.
 
     `seen` contains the ids of earlier Records, so that a second Record of a request is ignored. Other lines are stored
@@ -681,7 +683,7 @@ def _being_written(file: Path) -> bool:
     return False
 
 
-def _header(main: Path, line: bytes) -> Header:
+def _header(main: Path, line: bytes | bytearray) -> Header:
     try:
         msgspec.json.decode(line, type=HEADER)
         header = msgspec.json.decode(line, type=Header)
@@ -692,7 +694,9 @@ def _header(main: Path, line: bytes) -> Header:
     return header
 
 
-def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
+def _blocks(
+    file: Path, *, pipes: bool = False, span: tuple[int, int | None] = WHOLE_FILE
+) -> Iterator[bytes | bytearray]:
     """Yield blocks of whole lines. Raises RunFileError for an unreadable file or a line over LINE_BYTES.
 
     `span` contains two offsets in bytes: the start of the first line to read, and the end of the last one. If the
@@ -705,18 +709,23 @@ def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = W
         raise _unreadable(file, error) from error
 
 
-def _stream_blocks(file: Path, stream: IO[bytes], span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
+def _stream_blocks(
+    file: Path, stream: IO[bytes], span: tuple[int, int | None] = WHOLE_FILE
+) -> Iterator[bytes | bytearray]:
     """Yield blocks of whole lines of an open file, as `_blocks` does."""
     position, end = span
+    readinto = cast("io.BufferedIOBase", stream).readinto
     try:
         if position:
             stream.seek(position)
         while end is None or position < end:
-            block = stream.read(BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - position))
-            if not block:
+            limit = BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - position)
+            block = bytearray(limit)
+            size = readinto(block)
+            if not size:
                 return
-            if not block.endswith(b"\n"):
-                block += stream.readline(LINE_BYTES + 1)
+            # Joining two `bytes` would copy the whole block.
+            block[size:] = b"" if block[size - 1] == _NEWLINE else stream.readline(LINE_BYTES + 1)
             position += len(block)
             if len(block) > LINE_BYTES and len(block) - block.rfind(b"\n", 0, -1) > LINE_BYTES:
                 line = f"the line that ends at byte {position:,}"

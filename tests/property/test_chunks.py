@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loadgen.analysis import chunk_columns as chunks
 from loadgen.analysis import frame, metrics
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.chunk_columns import ChunkInstants, GrowingTokens, OrderStatistics, chunk_steps
+from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, OrderStatistics, chunk_steps
 from loadgen.analysis.frame import build_frame, offsets_of
 from loadgen.analysis.itl_distribution import ranked_gaps, sorted_values
 from loadgen.analysis.report.chart_data import distribution
@@ -38,7 +38,7 @@ def test_instants_come_back_to_the_nanosecond(rows: list[list[int]], data: st.Da
 @given(NUMBERS, st.integers(0, 5), st.integers(1, 7))
 def test_ranks_are_those_of_the_sorted_numbers(numbers: list[int], zeros: int, pieces: int) -> None:
     """Each of them, with zeros beside them, in however many blocks; asked for together or one by one."""
-    blocks = np.array_split(np.array(numbers), pieces)
+    blocks = [(np.append(piece, 0), np.array([len(piece)])) for piece in np.array_split(np.array(numbers), pieces)]
     ranked = OrderStatistics(lambda: blocks, len(numbers) + zeros, zeros, max(numbers), 1.0)
     ordered = sorted([*numbers, *[0] * zeros])
     assert ranked.values_at(range(len(ordered))) == ordered
@@ -47,11 +47,13 @@ def test_ranks_are_those_of_the_sorted_numbers(numbers: list[int], zeros: int, p
 
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=5), max_size=6))
-def test_tokens_are_kept(parts: list[list[int]]) -> None:
-    """Also when the first chunks hold one each, which take no room."""
-    found = GrowingTokens()
+def test_values_are_kept(parts: list[list[int]]) -> None:
+    """Whether or not blocks of equal values come as one value, which takes no room."""
+    found = GrowingArray(np.dtype(np.uint8))
     for part in parts:
-        found.extend(np.array(part, np.uint16))
+        values = np.array(part, np.uint16)
+        constant = len(set(part)) == 1
+        found.extend(np.broadcast_to(values[0], len(values)) if constant else values)
     assert found.array().tolist() == [number for part in parts for number in part]
 
 

@@ -85,5 +85,5 @@ def test_the_page_draws_it(run: ReportedRun, tmp_path: Path) -> None:
 
 def test_a_run_without_its_data_does_not_show_it(run: ReportedRun) -> None:
     """A chart whose data is None for every run is left out."""
-    assert CHARTS["turns"].data(ChartInput(None, run.summary)) is None  # type: ignore[arg-type]
+    assert CHARTS["turns"].data(ChartInput(frame=None, summary=run.summary)) is None  # type: ignore[arg-type]
     assert "turns" not in [section.id for section in page_document([run]).sections]

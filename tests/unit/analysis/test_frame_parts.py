@@ -11,6 +11,7 @@ from loadgen.analysis.frame import Frame, build_frame
 from loadgen.analysis.frame_parts import find_part, frame_parts, select_rows
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import parse
+from loadgen.analysis.record_groups import RecordGroups
 from loadgen.analysis.row_labels import MAX_NAMES, OTHER_NAME, RowLabelsBuilder
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
@@ -79,8 +80,8 @@ def test_objectives_judge_one_model(tmp_path: Path) -> None:
 def test_many_names_are_grouped() -> None:
     """Names beyond the limit share one group, so that no file makes a report of a thousand tables."""
     builder = RowLabelsBuilder()
-    builder.extend(["", ""])
-    builder.extend([f"model-{number}" for number in range(2 * MAX_NAMES)])
+    for models in (["", ""], [f"model-{number}" for number in range(2 * MAX_NAMES)]):
+        builder.extend(RecordGroups([Record(id=0, state="complete", model=model) for model in models]), models)
     labels = builder.labels()
     assert labels is not None
     assert len(labels.names) == MAX_NAMES + 1

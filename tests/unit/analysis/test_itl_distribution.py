@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.analysis import itl_distribution, metrics
 from loadgen.analysis.frame import Frame, build_frame
-from loadgen.analysis.itl_distribution import Distributions, describe_metrics, start_gap_metrics
+from loadgen.analysis.itl_distribution import NO_FIGURES, GapFigures, describe_metrics, start_gap_figures
 from loadgen.analysis.metrics import METRICS
 from tests.support.runs import complete
 
@@ -29,9 +29,9 @@ def test_a_second_process_gives_the_same_distributions(frame: Frame, monkeypatch
     """The second process describes the metrics of gaps, and all metrics keep their order."""
     alone = describe_metrics(LATENCIES, frame)
     monkeypatch.setattr(itl_distribution, "can_fork", lambda: True)
-    with start_gap_metrics(LATENCIES, frame) as gap_metrics:
+    with start_gap_figures(LATENCIES, frame) as gap_figures:
         monkeypatch.setattr(itl_distribution, "describe_gaps", None)  # this process must not describe them
-        together = describe_metrics(LATENCIES, frame, gap_metrics)
+        together = describe_metrics(LATENCIES, frame, gap_figures)
     assert together == alone
     assert list(together) == [metric.name for metric in LATENCIES]
 
@@ -39,18 +39,18 @@ def test_a_second_process_gives_the_same_distributions(frame: Frame, monkeypatch
 def test_a_failed_second_process_is_replaced(frame: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the second process fails, this process describes the gaps."""
     alone, here = describe_metrics(LATENCIES, frame), os.getpid()
-    describe = itl_distribution.describe_metrics
+    describe = itl_distribution.describe_gap_metrics
 
-    def fails_elsewhere(*arguments: object) -> Distributions:
+    def fails_elsewhere(*arguments: object) -> GapFigures:
         if os.getpid() != here:
             raise MemoryError
         return describe(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(itl_distribution, "can_fork", lambda: True)
-    monkeypatch.setattr(itl_distribution, "describe_metrics", fails_elsewhere)
-    with start_gap_metrics(LATENCIES, frame) as gap_metrics:
-        assert gap_metrics() == {}
-        assert describe_metrics(LATENCIES, frame, gap_metrics) == alone
+    monkeypatch.setattr(itl_distribution, "describe_gap_metrics", fails_elsewhere)
+    with start_gap_figures(LATENCIES, frame) as gap_figures:
+        assert gap_figures() is NO_FIGURES
+        assert describe_metrics(LATENCIES, frame, gap_figures) == alone
 
 
 @pytest.mark.parametrize(("forks", "limit"), [(False, 0), (True, 1 << 30)])
@@ -61,5 +61,5 @@ def test_small_runs_and_single_cores_need_no_second_process(
     monkeypatch.setattr(itl_distribution, "can_fork", lambda: forks)
     monkeypatch.setattr(itl_distribution, "ChildProcess", None)
     monkeypatch.setattr(metrics, "MAX_SORTED_GAPS", limit)
-    with start_gap_metrics(LATENCIES, frame) as gap_metrics:
-        assert gap_metrics() == {}
+    with start_gap_figures(LATENCIES, frame) as gap_figures:
+        assert gap_figures() is NO_FIGURES

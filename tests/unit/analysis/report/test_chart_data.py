@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 import loadgen.analysis.frame
-from loadgen.analysis.frame import build_frame
+from loadgen.analysis.format import nice_step
+from loadgen.analysis.frame import Frame, build_frame
 from loadgen.analysis.report import chart_data
 from loadgen.analysis.report.chart_data import (
-    BUCKET,
     PIECES,
     distribution,
     first_tokens,
     gaps_by_token,
-    nice_step,
     plotted_indices,
     send_times,
     telemetry_panels,
@@ -26,6 +25,7 @@ from loadgen.analysis.report.chart_data import (
     timeline,
 )
 from loadgen.analysis.report.charts import CHARTS
+from loadgen.analysis.report.gap_counts import BUCKET_WIDTH, count_gaps
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.telemetry import Series
 from tests.support.runs import MILLISECOND_NS as MS
@@ -36,6 +36,10 @@ RECORDS = [
     complete(2, [150 * MS, 900 * MS], sent_ns=50 * MS, end_ns=1600 * MS),
     dropped(3),
 ]
+
+
+def drawn_gaps(frame: Frame) -> dict[str, Any]:
+    return gaps_by_token(frame, count_gaps(frame))
 
 
 def test_the_course_counts_tokens_and_streams_in_each_piece() -> None:
@@ -110,7 +114,7 @@ def test_pieces_have_round_lengths(least: float, step: float) -> None:
 
 def test_a_gap_belongs_to_the_token_that_ends_it() -> None:
     """A chunk of several tokens counts once, before its first; the longest gaps have their place."""
-    drawn = gaps_by_token(
+    drawn = drawn_gaps(
         build_frame(
             [
                 complete(5, [10 * MS, 20 * MS, 320 * MS], tokens=[1, 2, 1]),
@@ -132,15 +136,15 @@ def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: py
     no difference in how many blocks the chunks are walked through."""
     records = burst(700, 5)
     gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9
-    drawn = gaps_by_token(build_frame(records))
+    drawn = drawn_gaps(build_frame(records))
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", 64)
-    assert gaps_by_token(build_frame(records)) == drawn
+    assert drawn_gaps(build_frame(records)) == drawn
     assert drawn["token"] == [2, 3, 4, 5]
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         exact = np.quantile(gaps, share, axis=0, method="inverted_cdf")
-        assert np.array(drawn[name]) == pytest.approx(exact, rel=BUCKET - 1)
+        assert np.array(drawn[name]) == pytest.approx(exact, rel=BUCKET_WIDTH)
     assert drawn["max"] == pytest.approx(gaps.max(axis=0), abs=1e-7)
-    few = gaps_by_token(build_frame(burst(40, 5)))
+    few = drawn_gaps(build_frame(burst(40, 5)))
     assert None not in few["p50"]
     assert few["p90"] == few["p99"] == [None] * 4
 
@@ -151,14 +155,14 @@ def test_of_equal_gaps_the_last_are_named(monkeypatch: pytest.MonkeyPatch, entri
     monkeypatch.setattr(loadgen.analysis.frame, "ENTRIES_PER_BLOCK", entries)
     stalled = [complete(number, [10 * MS, 11 * MS, 41 * MS, 42 * MS], end_ns=42 * MS) for number in range(50)]
     longer = complete(50, [10 * MS, 50 * MS], end_ns=50 * MS)
-    found = gaps_by_token(build_frame([*stalled[:5], longer, *stalled[5:]]))["longest"]
+    found = drawn_gaps(build_frame([*stalled[:5], longer, *stalled[5:]]))["longest"]
     assert [(each["request"], each["token"]) for each in found] == [(50, 2), *((n, 3) for n in range(49, 30, -1))]
     assert {(each["from_s"], each["gap_s"]) for each in found[1:]} == {(0.011, 0.03)}
 
 
 def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
     """1,000 tokens make groups of 10; the first token of a group names it, token 0 does not exist."""
-    drawn = gaps_by_token(build_frame(burst(12, 1000)))
+    drawn = drawn_gaps(build_frame(burst(12, 1000)))
     assert drawn["width"] == 10
     assert drawn["token"][:3] == [1, 10, 20]
     assert sum(drawn["n"]) == 12 * 999
@@ -167,7 +171,7 @@ def test_long_answers_are_drawn_in_groups_of_tokens() -> None:
 @pytest.mark.parametrize("records", [[], [dropped(1)], [failed(1)], [complete(1, [])], [complete(1, [5 * MS])]])
 def test_without_a_gap_there_is_nothing(records: list[Record]) -> None:
     """No request, none complete, no chunk, one chunk: empty, and nothing raises."""
-    drawn = gaps_by_token(build_frame(records))
+    drawn = drawn_gaps(build_frame(records))
     assert drawn["token"] == drawn["p50"] == drawn["longest"] == []
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from loadgen.analysis.frame import build_frame
+from loadgen.analysis.frame import Frame, build_frame
 from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse, parse_bounds
 from loadgen.analysis.report.charts import CHARTS
+from loadgen.analysis.report.gap_counts import count_gaps
 from loadgen.analysis.report.request_parts import bounds_scatter, latency_bounds, latency_parts
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
@@ -26,11 +28,15 @@ def answer(number: int, ttft_ms: int, gaps_ms: list[int]) -> Record:
     return complete(number, instants, end_ns=instants[-1])
 
 
+def parts_of(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] | None:
+    return latency_parts(frame, count_gaps(frame), phases)
+
+
 def test_e2e_is_divided_into_the_wait_decode_and_stalls() -> None:
     """Of 200 requests the slowest two form a group; its one long gap is a stall, the other gaps are decode time."""
     records = [answer(n, 100, [10] * 10) for n in range(198)]
     records += [answer(198, 300, [10] * 9 + [510]), answer(199, 300, [10] * 9 + [710]), failed(200)]
-    parts = latency_parts(build_frame(records), {})
+    parts = parts_of(build_frame(records), {})
     assert parts
     assert parts["group"] == ["fastest 50%", "p50 to p90", "p90 to p99", "slowest 1%"]
     assert parts["n"] == [100, 80, 18, 2]
@@ -51,7 +57,7 @@ def test_e2e_is_divided_into_the_wait_decode_and_stalls() -> None:
 )
 def test_the_servers_own_means_are_a_bar_if_they_cover_a_request(phases: dict[str, float], shown: list[str]) -> None:
     """The server's bar needs the queue and what follows it; a part alone is not shown."""
-    parts = latency_parts(build_frame([answer(n, 100, [10] * 10) for n in range(20)]), phases)
+    parts = parts_of(build_frame([answer(n, 100, [10] * 10) for n in range(20)]), phases)
     assert parts
     server = parts["server"]
     assert [part for part in ("queue", "prefill", "decode", "inference") if server[part]] == shown
@@ -64,7 +70,7 @@ def test_the_servers_own_means_are_a_bar_if_they_cover_a_request(phases: dict[st
 )
 def test_few_requests_or_none_with_gaps_have_no_parts(records: list[Record]) -> None:
     """Fewer than ten requests, or responses of one chunk, make no chart."""
-    assert latency_parts(build_frame(records), {}) is None
+    assert parts_of(build_frame(records), {}) is None
 
 
 @pytest.fixture

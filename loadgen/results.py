@@ -182,6 +182,11 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
     return entries, unreadable
 
 
+def is_sweep(path: Path) -> bool:
+    """Return True if a folder contains a sweep."""
+    return (path / "sweep.jsonl").is_file()  # the journal of `loadgen sweep`
+
+
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
     """Return the outermost group that contains the run folder `run`, or None if the run belongs to no group.
 
@@ -196,7 +201,7 @@ def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
         kind: Literal["repeats", "steps", "cells"]
         if (parent / "matrix.jsonl").is_file():  # the journal of `loadgen matrix`
             kind = "cells"
-        elif (parent / "sweep.jsonl").is_file():  # the journal of `loadgen sweep`
+        elif is_sweep(parent):
             kind = "steps"
         elif runs_in(parent) != [parent]:
             kind = "repeats"

@@ -30,7 +30,7 @@ from loadgen.cli.output import (
 )
 from loadgen.cli.sweep import write_frontier
 from loadgen.errors import LoadgenError, OutputError, PlanError, install_hint
-from loadgen.results import folder_of, index_runs, runs_below, runs_in, write_text
+from loadgen.results import folder_of, index_runs, is_sweep, runs_below, runs_in, write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import Summary
@@ -76,8 +76,6 @@ def report(
     limit; 6 an --assert with --confidence is inconclusive; 130 interrupted or in progress.
     """
     import_numpy()
-    from loadgen.studies.sweep.result import is_sweep
-
     are_sweeps = any(map(is_sweep, runs))
     indexed = runs_below(runs[0]) if len(runs) == 1 and not are_sweeps else []
     page = out or _default_page(runs, are_sweeps=are_sweeps, is_index=bool(indexed))

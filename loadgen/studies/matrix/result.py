@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.errors import OutputError
-from loadgen.results import write_page, write_summary, write_text
+from loadgen.results import is_sweep, write_page, write_summary, write_text
 from loadgen.studies.matrix import (
     MatrixPlan,
     Repeat,
@@ -22,7 +22,7 @@ from loadgen.studies.matrix import (
     skipped_cells,
     sweep_options,
 )
-from loadgen.studies.sweep.result import is_sweep, read_sweep, write_sweeps
+from loadgen.studies.sweep.result import read_sweep, write_sweeps
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun

@@ -22,6 +22,7 @@ from loadgen.engine.signals import handle_signals
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.journal import Journal, JournalLine, move_aside
 from loadgen.plan import Plan
+from loadgen.results import is_sweep
 from loadgen.servers.launch import LaunchSpec, RunningServer, compose, launched_server, process
 from loadgen.studies.matrix import (
     Cell,
@@ -45,7 +46,6 @@ from loadgen.studies.matrix.estimate import (
 )
 from loadgen.studies.matrix.result import summarise_repeat
 from loadgen.studies.sweep.measure import StepRunner, SweepTargets, new_sweep, parse_targets
-from loadgen.studies.sweep.result import is_sweep
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer

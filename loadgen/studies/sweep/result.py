@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING
 
 from loadgen.errors import OutputError
 from loadgen.results import SUMMARY_BYTES, load_and_summarise, report_link, write_text
-from loadgen.studies.sweep import SWEEP, measured_steps, read_lines, step_folder
+from loadgen.studies.sweep import measured_steps, read_lines, step_folder
 from loadgen.studies.sweep.measure import SweepTargets, capacity_of
 from loadgen.workloads.input_files import read_input
 
 if TYPE_CHECKING:
     from loadgen.analysis.sweep import SweepResult
-
-
-def is_sweep(path: Path) -> bool:
-    """Return True if a folder contains a sweep."""
-    return (path / SWEEP.file).is_file()
 
 
 def read_sweep(folder: Path) -> SweepResult:

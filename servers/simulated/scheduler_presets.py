@@ -13,7 +13,8 @@ The overheads have these sources:
   overheads of vLLM, because no measurements of them are published.
 - `2023`: a fit to the measurements in github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800,
   with bursts of 1000 requests and with Poisson arrivals). An engine has the same overheads at every load. `python -m
-  benchmarks.schedulers` reports the remaining errors.
+  benchmarks.schedulers` reports the remaining errors. The times of worker processes were measured separately, without
+  GPUs: see docs/concepts/simulated-timing.md. No engine of 2023 was compared with a server with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from loadgen.servers.hardware import HardwareError, ModelShape
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.scheduler import UNLIMITED, Policy
-from loadgen.servers.simulated.step_time import StepTime
+from loadgen.servers.simulated.step_time import NO_TIME, HostTime, StepTime
 
 CURRENT = "current"
 
@@ -52,6 +53,11 @@ class Engine:
     prefill_share: float = 0.0
     nccl: float = 0.0
     kv_per_query_head: float = 0.0
+    worker_each: HostTime = NO_TIME
+    """Time on the host per step and worker process, if the engine sends the batch to one worker after another. Only a
+    deployment with tensor parallelism has worker processes, one per GPU."""
+    worker_once: HostTime = NO_TIME
+    """Time on the host per step that the exchange with the worker processes takes once, whatever their number."""
 
     def deployment(self, gpu_name: str, model_name: str | ModelShape, **options: Any) -> Deployment:
         """Return a deployment of this engine with a model on a GPU.
@@ -69,7 +75,9 @@ class Engine:
             if value:
                 overheads[name] = value
         framework = replace(deployment.framework, **overheads)
-        return StepTime(replace(deployment, framework=framework), self.launch_s)
+        tensor = deployment.tensor
+        workers = self.worker_once.plus(self.worker_each, tensor) if tensor > 1 else NO_TIME
+        return StepTime(replace(deployment, framework=framework), self.launch_s, workers)
 
     def kv_tokens(self, deployment: Deployment) -> int:
         """Return the size of the KV cache in tokens.
@@ -122,6 +130,11 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # vllm/engine/arg_utils.py. The token budget is the longest sequence of Llama-2. Decode attention has one thread
         # block per sequence and query head, and each block reads the KV cache of its head:
         # csrc/attention/attention_kernels.cu (`single_query_cached_kv_attention_kernel`).
+        # With tensor parallelism, the workers are actors of Ray. In every step, `_run_workers` in
+        # vllm/engine/llm_engine.py calls one actor after another. Ray serialises the arguments again for each call:
+        # all prompt and output token ids, block tables and sampling parameters (`SequenceGroupMetadata` in
+        # vllm/sequence.py). `worker_each` is the time of one call. `worker_once` is the time from the last call to its
+        # result.
         "2023": Engine(
             version="0.2.0",
             policy=Policy(
@@ -142,6 +155,8 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             prefill_share=0.788,
             nccl=1,
             kv_per_query_head=1,
+            worker_each=HostTime(0.4e-3, 13e-6, 30e-9),
+            worker_once=HostTime(1.2e-3, 17e-6, 55e-9),
         ),
     },
     "tgi": {
@@ -166,7 +181,11 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         ),
         # The current rules, with a waiting_served_ratio of 1.2: router/src/infer.rs (`batching_task`),
         # router/src/queue.rs and launcher/src/main.rs. Blocks of 16 tokens:
-        # server/text_generation_server/models/flash_causal_lm.py.
+        # server/text_generation_server/models/flash_causal_lm.py. Decode attention is vLLM's kernel of 2023, which
+        # reads the cache once per query head (`single_query_cached_kv_attention` in
+        # server/text_generation_server/models/custom_modeling/flash_llama_modeling.py). Shards of tensor parallelism
+        # keep their batches. The router sends only ids, to all shards at once (`decode` in
+        # router/client/src/sharded_client.rs). A single shard needs the same call, so there is no additional time.
         "2023": Engine(
             version="1.0.2",
             policy=Policy(
@@ -186,6 +205,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             kv_share=0.68,
             prefill_share=0.7,
             nccl=1,
+            kv_per_query_head=1,
         ),
     },
     "lightllm": {
@@ -201,6 +221,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # Admission by the peak: lightllm/server/router/req_queue.py. A sixth of the cache per prefill and 1000
         # sequences: lightllm/server/api_server.py (commit 718e6d6). Decode attention has one program per sequence,
         # query head and block: lightllm/models/llama2/triton_kernel/token_attention_nopad_att1.py.
+        # With tensor parallelism, the router calls one process per GPU through rpyc, all at once, with the id of the
+        # batch, and fetches the new tokens from the first (`_decode_batch` in lightllm/server/router/manager.py). If
+        # requests have ended, it also sends the ids of the others (`_filter_batch`). `worker_once` assumes that this
+        # happens in every step.
         "2023": Engine(
             version="718e6d6",
             policy=Policy(
@@ -219,6 +243,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             prefill_share=0.87,
             nccl=1,
             kv_per_query_head=1,
+            worker_once=HostTime(3.5e-3, 6e-6),
         ),
     },
     "sglang": {

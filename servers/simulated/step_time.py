@@ -1,6 +1,6 @@
 """Predicts the duration of an engine step on given hardware, from tables that are computed once.
 
-    step = max(kernels, launches) + fixed + sequences * per_sequence
+    step = max(kernels, launches) + fixed + sequences * per_sequence + workers
 
 - `kernels`: GPU time, from `loadgen.servers.hardware.inference.predict_step`. GEMM and all-reduce times depend on the
   number of tokens in the step. Attention time depends on the number of tokens that each sequence already has.
@@ -9,6 +9,8 @@
   times only in steps with prompts (`prompt_launch_s` of the framework).
 - `fixed`: time on the host per step.
 - `per_sequence`: time on the host per sequence in the step.
+- `workers`: time on the host to send the batch to the worker processes of tensor parallelism and to collect their
+  results (`HostTime`). The GPUs wait for it. Engines with one GPU, and engines of 2024 and later, do not have it.
 
 Under pipeline parallelism, the sequences of a step are divided into one micro-batch per stage. `kernels` is the time
 that the largest micro-batch needs for all stages, and the time to send its activations from stage to stage.
@@ -44,6 +46,32 @@ SAMPLE_PROMPTS = 64
 
 MAX_TREND_STEPS = 1 << 20
 """Number of steps that `StepDurations.decode_trend` returns if the durations stay linear for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Time on the host that grows with the batch of a step.
+
+        seconds = step_s + sequence_s * sequences + token_s * tokens
+
+    `sequences` is the number of prompts and decoding sequences in the batch. `tokens` is the number of prompt tokens
+    in the step plus the number of tokens that the decoding sequences hold.
+    """
+
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    token_s: float = 0.0
+
+    def plus(self, other: HostTime, count: int) -> HostTime:
+        """Return the sum of this time and `count` times the other time."""
+        return HostTime(
+            self.step_s + count * other.step_s,
+            self.sequence_s + count * other.sequence_s,
+            self.token_s + count * other.token_s,
+        )
+
+
+NO_TIME = HostTime()
 
 
 class StepDurations(Protocol):
@@ -94,16 +122,18 @@ class StepTime:
 
     `launch_s` is the time to launch the kernels of one layer. The kernels of a layer therefore take at least
     `launch_s`. In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
+    `workers` is the time to exchange the batch and its results with worker processes.
     """
 
-    def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
+    def __init__(self, deployment: Deployment, launch_s: float = 0.0, workers: HostTime = NO_TIME) -> None:
         framework = deployment.framework
         self.deployment = deployment
         self._stages = deployment.pipeline
         self._hop_s, self._hop_token_s = _hop_times(deployment)
         self._min_kernels_s = launch_s * deployment.model.layers
         self._min_prompt_kernels_s = max(launch_s, deployment.prompt_launch_s) * deployment.model.layers
-        self._step_s, self._sequence_s = deployment.host_s
+        step_s, sequence_s = deployment.host_s
+        self._host = HostTime(step_s, sequence_s).plus(workers, 1)
         deployment = replace(deployment, framework=replace(framework, prompt_launch_s=0.0))  # kernels alone
         sizes = _table_sizes(MAX_SEQUENCES)
         contexts = np.array(CONTEXT_GRID, float)
@@ -142,17 +172,24 @@ class StepTime:
         kernels_s += self._hops_s(prompt_tokens + decoding)
         if decoding:
             kernels_s += self._attention_trend(decoding, batch.context / batch.decoding)[0]
-        return round(1e9 * (max(kernels_s, self._min_prompt_kernels_s) + self._step_s + self._sequence_s * sequences))
+        host_s = self._host_s(sequences, batch.prompt_tokens + batch.context)
+        return round(1e9 * (max(kernels_s, self._min_prompt_kernels_s) + host_s))
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
         sequences = -(-decoding // self._stages)
         attention_s, growth_s, steps = self._attention_trend(sequences, context / decoding)
         kernels_s = _look_up(self._decode_s, sequences) + attention_s + self._hops_s(sequences)
-        host_s = self._step_s + self._sequence_s * decoding
+        host_s = self._host_s(decoding, context)
+        host_growth_s = self._host.token_s * decoding
         if kernels_s < self._min_kernels_s:  # constant until the kernels take longer than their launches
             constant_steps = int((self._min_kernels_s - kernels_s) / growth_s) if growth_s > 0 else steps
-            return self._min_kernels_s + host_s, 0.0, max(1, min(steps, constant_steps))
-        return kernels_s + host_s, growth_s, steps
+            return self._min_kernels_s + host_s, host_growth_s, max(1, min(steps, constant_steps))
+        return kernels_s + host_s, growth_s + host_growth_s, steps
+
+    def _host_s(self, sequences: int, tokens: int) -> float:
+        """Return the time in seconds on the host for a step with `sequences` sequences that hold `tokens` tokens."""
+        host = self._host
+        return host.step_s + host.sequence_s * sequences + host.token_s * tokens
 
     def _hops_s(self, tokens: int) -> float:
         """Return the time in seconds to send the activations of `tokens` tokens through all pipeline stages."""

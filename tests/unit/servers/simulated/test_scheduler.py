@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,9 @@ from loadgen.servers.hardware import HardwareError, framework
 from loadgen.servers.simulated.closed_loop import policy_of
 from loadgen.servers.simulated.scheduler import Batch, Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import ENGINES, TENSORRT_LLM, find_engine
+from loadgen.servers.simulated.step_time import NO_TIME
 
+OLD_SERVERS = [server for server, vintages in ENGINES.items() if "2023" in vintages]
 OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (find_engine(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
 
 
@@ -131,7 +134,7 @@ def test_an_engine_that_is_not_known_names_those_that_are() -> None:
         find_engine("vllm", "2024")
 
 
-@pytest.mark.parametrize("server", [server for server, vintages in ENGINES.items() if "2023" in vintages])
+@pytest.mark.parametrize("server", OLD_SERVERS)
 def test_the_engines_of_2023_are_slower(server: str) -> None:
     """Their steps take longer, of the same batch on the same card, and still more with more sequences."""
     took = []
@@ -141,6 +144,46 @@ def test_the_engines_of_2023_are_slower(server: str) -> None:
         took.append([step_ns(Batch(0, 0, 0, decoding, decoding * 300)) for decoding in (1, 64)])
     assert took[0][0] < took[1][0]
     assert took[1][0] < took[1][1]
+
+
+DECODING = Batch(0, 0, 0, 256, 256 * 600)
+
+
+def old_step_ns(server: str, tensor: int, **changes: Any) -> int:
+    """Return the duration of a decode step of Llama-2-70B on `tensor` A800, with changed fields of the engine."""
+    engine = replace(find_engine(server, "2023"), **changes)
+    return engine.step_time(engine.deployment("A800", "llama-2-70b", tensor=tensor))(DECODING)
+
+
+@pytest.mark.parametrize("server", OLD_SERVERS)
+def test_the_attention_kernels_of_2023_read_the_cache_for_each_query_head(server: str) -> None:
+    """70B has eight query heads per KV head. A model without groups takes the same time as with newer kernels."""
+    assert old_step_ns(server, 4) > 1.5 * old_step_ns(server, 4, kv_per_query_head=0.0)
+    engine = find_engine(server, "2023")
+    ungrouped = engine.deployment("A800", "llama-2-13b")
+    newer = replace(engine, kv_per_query_head=0.0)
+    assert engine.step_time(ungrouped)(DECODING) == newer.step_time(ungrouped)(DECODING)
+
+
+def test_vllm_of_2023_sends_the_whole_batch_to_each_worker() -> None:
+    """With 4 GPUs the step waits for four calls of Ray, with 8 for eight. A step on one GPU has no such call."""
+    extra_s = {
+        tensor: (old_step_ns("vllm", tensor) - old_step_ns("vllm", tensor, worker_each=NO_TIME, worker_once=NO_TIME))
+        / 1e9
+        for tensor in (1, 4, 8)
+    }
+    assert extra_s[1] == 0
+    assert 0.04 < extra_s[4] < 0.06
+    assert extra_s[8] - extra_s[4] == pytest.approx(4 * (0.4e-3 + 256 * 13e-6 + 256 * 600 * 30e-9))
+
+
+def test_other_servers_of_2023_send_their_workers_only_ids() -> None:
+    """TGI sends the same call as to one GPU. LightLLM pays for its calls once, because it sends them all at once."""
+    engines = {server: find_engine(server, "2023") for server in OLD_SERVERS}
+    assert [server for server in OLD_SERVERS if engines[server].worker_each != NO_TIME] == ["vllm"]
+    assert [server for server in OLD_SERVERS if engines[server].worker_once != NO_TIME] == ["vllm", "lightllm"]
+    assert engines["lightllm"].worker_once.token_s == 0
+    assert all(ENGINES[server]["current"].worker_once == NO_TIME for server in ENGINES)
 
 
 def test_a_share_of_each_prompt_may_be_cached() -> None:

@@ -9,7 +9,7 @@ import pytest
 from loadgen.servers.hardware.inference import predict_step
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.scheduler import Batch
-from loadgen.servers.simulated.step_time import StepTime
+from loadgen.servers.simulated.step_time import HostTime, StepTime
 
 DEPLOYMENT = make_deployment("H100", "llama-3.1-8b", tensor=2)
 STEP_TIME = StepTime(DEPLOYMENT)
@@ -86,3 +86,37 @@ def test_stages_take_what_the_model_says() -> None:
         whole = float(predict_step(deployment, prompts, 512, 40, 700).total)
         pairs = prompts * 512 * 513 // 2
         assert step_time(Batch(prompts, prompts * 512, pairs, 40, 40 * 700)) / 1e9 == pytest.approx(whole, rel=0.02)
+
+
+WORKERS = HostTime(step_s=2e-3, sequence_s=1e-5, token_s=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("batch", "extra_s"),
+    [
+        (Batch(0, 0, 0, 50, 5000), 2e-3 + 50 * 1e-5 + 5000 * 1e-7),
+        (Batch(3, 1536, 3 * 512 * 513 // 2, 0, 0), 2e-3 + 3 * 1e-5 + 1536 * 1e-7),
+        (Batch(3, 1536, 3 * 512 * 513 // 2, 50, 5000), 2e-3 + 53 * 1e-5 + 6536 * 1e-7),
+        (Batch(0, 0, 0, 0, 0), 0.0),
+    ],
+)
+def test_a_step_with_workers_also_takes_the_time_to_send_the_batch(batch: Batch, extra_s: float) -> None:
+    """The time has a constant part, a part per sequence, and a part per prompt token and token of context."""
+    with_workers = StepTime(DEPLOYMENT, workers=WORKERS)
+    assert (with_workers(batch) - STEP_TIME(batch)) / 1e9 == pytest.approx(extra_s, abs=3e-9)
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 1e-3])
+def test_the_time_to_send_the_batch_grows_from_step_to_step(launch_s: float) -> None:
+    """Each step sends one more token per sequence, even while the launches of the kernels hide the kernels."""
+    with_workers = StepTime(DEPLOYMENT, launch_s, WORKERS)
+    first_s, growth_s, steps = with_workers.decode_trend(32, 32 * 300)
+    assert steps > 1
+    last = Batch(0, 0, 0, 32, 32 * (300 + steps - 1))
+    assert with_workers(last) / 1e9 == pytest.approx(first_s + (steps - 1) * growth_s, abs=2e-9)
+    assert growth_s == pytest.approx(StepTime(DEPLOYMENT, launch_s).decode_trend(32, 32 * 300)[1] + 32 * 1e-7)
+
+
+def test_times_on_the_host_are_added_part_by_part() -> None:
+    """The second time counts as often as requested."""
+    assert HostTime(1.0, 2.0, 3.0).plus(HostTime(0.5, 0.25, 2.0), 4) == HostTime(3.0, 3.0, 11.0)

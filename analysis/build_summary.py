@@ -28,7 +28,14 @@ from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import frame_parts
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
-from loadgen.analysis.itl_distribution import GapFigures, describe_metrics, start_gap_figures
+from loadgen.analysis.itl_distribution import (
+    Distributions,
+    GapFigures,
+    describe_metrics,
+    describe_sorted_metrics,
+    start_gap_figures,
+    with_gap_metrics,
+)
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.network_path import describe_path
 from loadgen.analysis.prediction import read_prediction
@@ -83,26 +90,34 @@ def summarise(
     """
     if frame is None:
         frame = frame_of_run(run)
+    metrics = latency_metrics()
+    with nullcontext(gap_figures) if gap_figures else start_gap_figures(metrics, frame) as figures_of_gaps:
+        latencies = describe_sorted_metrics(metrics, frame)
+        result = _summarise(run, frame, latencies)
+        result.latencies = with_gap_metrics(latencies, metrics, frame, figures_of_gaps)
+    return result
+
+
+def _summarise(run: Run, frame: Frame, latencies: Distributions) -> summary.Summary:
+    """Return the summary of a run with these latencies. The other figures do not depend on latencies of gaps."""
     info = run_info(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
-    metrics = latency_metrics()
-    # Other figures are computed in the meantime.
-    with nullcontext(gap_figures) if gap_figures else start_gap_figures(metrics, frame) as figures_of_gaps:
-        first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
-        delivery = stats.check_delivery(
-            frame.due_ns[first_turns],
-            frame.first_sent_ns[first_turns],
-            info.arrivals,
-            info.load,
-            released_ns=frame.released_ns[first_turns],
-        )
-        latencies_adjusted = {
-            metric.name: stats.describe_adjusted(metric.values(frame), missing) for metric in metrics if metric.adjusted
-        }
-        held_back = find_held_back(frame)
-        counters = check_counters(run, frame)
-        requests = request_counts(run, frame)
-        latencies = describe_metrics(metrics, frame, figures_of_gaps)
+    first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
+    delivery = stats.check_delivery(
+        frame.due_ns[first_turns],
+        frame.first_sent_ns[first_turns],
+        info.arrivals,
+        info.load,
+        released_ns=frame.released_ns[first_turns],
+    )
+    latencies_adjusted = {
+        metric.name: stats.describe_adjusted(metric.values(frame), missing)
+        for metric in latency_metrics()
+        if metric.adjusted
+    }
+    held_back = find_held_back(frame)
+    counters = check_counters(run, frame)
+    requests = request_counts(run, frame)
     health = client_health.health(run, frame, latencies)
     machines = [machine_clock(run, frame, facts) for facts in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)

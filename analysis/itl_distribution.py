@@ -63,30 +63,39 @@ def start_gap_figures(metrics: Sequence[Metric], frame: Frame) -> Iterator[Calla
         yield cache(lambda: child.result() or NO_FIGURES)
 
 
-def describe_metrics(
-    metrics: Sequence[Metric], frame: Frame, gap_figures: Callable[[], GapFigures] = lambda: NO_FIGURES
-) -> Distributions:
-    """Return the distribution of each metric, by metric name.
+def describe_metrics(metrics: Sequence[Metric], frame: Frame) -> Distributions:
+    """Return the distribution of each metric, by metric name."""
+    return with_gap_metrics(describe_sorted_metrics(metrics, frame), metrics, frame, lambda: NO_FIGURES)
 
-    `gap_figures` is a function that returns the figures that a second process computes (`start_gap_figures`). The
-    function waits until this process has ended. All other metrics are therefore described before the call.
-    """
-    gap_metrics = [metric for metric in metrics if metric.zero_counts(frame) is not None]
+
+def describe_sorted_metrics(metrics: Sequence[Metric], frame: Frame) -> Distributions:
+    """Return the distribution of each metric whose samples are few enough to be sorted, by metric name."""
     key = _key_of_samples(frame)
     known = Distributions()
     distributions = Distributions()
     for metric in metrics:
-        if metric in gap_metrics:
+        if metric.zero_counts(frame) is not None:
             continue
         if key(metric) not in known:
             known[key(metric)] = describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
         distributions[metric.name] = known[key(metric)]
-    if gap_metrics:
-        distributions |= gap_figures().distributions
-    missing = [metric for metric in gap_metrics if metric.name not in distributions]
-    if missing:
-        distributions |= describe_gap_metrics(missing, frame).distributions
-    return {metric.name: distributions[metric.name] for metric in metrics}
+    return distributions
+
+
+def with_gap_metrics(
+    distributions: Distributions, metrics: Sequence[Metric], frame: Frame, gap_figures: Callable[[], GapFigures]
+) -> Distributions:
+    """Return the distribution of each metric, by metric name.
+
+    - `distributions` is the result of `describe_sorted_metrics` for these metrics.
+    - `gap_figures` is a function that returns the figures that a second process computes (`start_gap_figures`). The
+      function waits until this process has ended. If it returns no figures, this process computes them.
+    """
+    missing = [metric for metric in metrics if metric.name not in distributions]
+    known = gap_figures().distributions if missing else {}
+    if missing and not known:
+        known = describe_gap_metrics(missing, frame).distributions
+    return {metric.name: {**distributions, **known}[metric.name] for metric in metrics}
 
 
 def describe_gap_metrics(metrics: Sequence[Metric], frame: Frame) -> GapFigures:

@@ -157,10 +157,10 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
     Interval i lasts from `begins[i]` to `ends[i]`. Intervals with a NaN start or end are ignored.
     """
     known = ~np.isnan(begins) & ~np.isnan(ends)
-    instants = np.concatenate((begins[known], ends[known]))
-    changes = np.repeat((1, -1), int(known.sum()))
-    order = np.lexsort((-changes, instants))  # at equal instants, beginnings come before ends
-    return InFlight(instants[order], np.cumsum(changes[order]))
+    instants = np.concatenate((np.sort(begins[known]), np.sort(ends[known])))
+    order = np.argsort(instants, kind="stable")  # merges the halves; at equal instants, beginnings come before ends
+    changes = np.repeat(np.array((1, -1), np.int8), int(known.sum()))
+    return InFlight(instants[order], np.cumsum(changes[order], dtype=np.int64))
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:

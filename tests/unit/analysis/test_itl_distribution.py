@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
 from loadgen.analysis import itl_distribution, metrics
 from loadgen.analysis.frame import Frame, build_frame
-from loadgen.analysis.itl_distribution import NO_FIGURES, GapFigures, describe_metrics, start_gap_figures
+from loadgen.analysis.itl_distribution import (
+    NO_FIGURES,
+    Distributions,
+    GapFigures,
+    describe_metrics,
+    describe_sorted_metrics,
+    start_gap_figures,
+    with_gap_metrics,
+)
 from loadgen.analysis.metrics import METRICS
 from tests.support.runs import complete
 
@@ -25,13 +34,17 @@ def frame(monkeypatch: pytest.MonkeyPatch) -> Frame:
     return build_frame(complete(number, times[number], tokens=tokens[number]) for number in range(40))
 
 
+def described(frame: Frame, gap_figures: Callable[[], GapFigures]) -> Distributions:
+    return with_gap_metrics(describe_sorted_metrics(LATENCIES, frame), LATENCIES, frame, gap_figures)
+
+
 def test_a_second_process_gives_the_same_distributions(frame: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second process describes the metrics of gaps, and all metrics keep their order."""
     alone = describe_metrics(LATENCIES, frame)
     monkeypatch.setattr(itl_distribution, "can_fork", lambda: True)
     with start_gap_figures(LATENCIES, frame) as gap_figures:
         monkeypatch.setattr(itl_distribution, "describe_gaps", None)  # this process must not describe them
-        together = describe_metrics(LATENCIES, frame, gap_figures)
+        together = described(frame, gap_figures)
     assert together == alone
     assert list(together) == [metric.name for metric in LATENCIES]
 
@@ -50,7 +63,7 @@ def test_a_failed_second_process_is_replaced(frame: Frame, monkeypatch: pytest.M
     monkeypatch.setattr(itl_distribution, "describe_gap_metrics", fails_elsewhere)
     with start_gap_figures(LATENCIES, frame) as gap_figures:
         assert gap_figures() is NO_FIGURES
-        assert describe_metrics(LATENCIES, frame, gap_figures) == alone
+        assert described(frame, gap_figures) == alone
 
 
 @pytest.mark.parametrize(("forks", "limit"), [(False, 0), (True, 1 << 30)])

@@ -41,6 +41,17 @@ def is_constant(values: NDArray[Any]) -> bool:
     return bool(len(values)) and values.strides == (0,)
 
 
+def map_values(function: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any]) -> NDArray[Any]:
+    """Return `function(values)`. The result is a constant array if `values` is one.
+
+    The function must map each value by itself.
+    """
+    if not is_constant(values):
+        return function(values)
+    result = function(values[:1])
+    return constant_array(result[0], result.dtype, len(values))
+
+
 class GrowingArray:
     """A one-dimensional array to which values can be appended.
 

@@ -20,7 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, chunk_steps, constant_array, is_constant
+from loadgen.analysis.chunk_columns import (
+    ChunkInstants,
+    GrowingArray,
+    chunk_steps,
+    constant_array,
+    is_constant,
+    map_values,
+)
 from loadgen.analysis.chunk_lists import ChunkLists, lists_of_records, lists_of_texts
 from loadgen.analysis.graph_columns import GraphColumns, GraphColumnsBuilder
 from loadgen.analysis.record_groups import RecordGroups
@@ -676,26 +683,27 @@ def _columns_of(records: Sequence[Record], chunks: ChunkLists, groups: RecordGro
     offsets = offsets_of(counts)
     end_ns, complete = column("end_ns"), groups.column(lambda fields: fields.state == "complete", np.bool_)
     output_asked, prompt_asked = column("output_tokens_asked"), column("prompt_tokens_asked")
+    output_tokens = column("output_tokens")
     sent_ns, first_sent_ns = column("sent_ns"), column("first_sent_ns")
-    sent_again = ~np.isnan(first_sent_ns)
+    sent_again = map_values(lambda values: ~np.isnan(values), first_sent_ns)
     without_tokens = (counts == 0) & (output_asked == 0) & complete
     last_ns = np.where(without_tokens, end_ns, _at_chunk(instants, offsets[1:] - 1, counts))
     return {
         "chunk_counts": counts,
         "steps": chunk_steps(instants, offsets),
-        **_tokens_of(records, chunks, offsets, groups),
+        **_tokens_of(records, chunks, groups, output_tokens),
         "measured": groups.column(lambda fields: fields.measured, np.bool_),
         "complete": complete,
         "dropped": groups.column(lambda fields: fields.state == "dropped", np.bool_),
         "end_ns": np.where(np.isnan(end_ns), last_ns, end_ns),
         "first_ns": _at_chunk(instants, offsets[:-1], counts),
         "last_ns": last_ns,
-        "prompt_asked": np.where(prompt_asked == 0, np.nan, prompt_asked),
+        "prompt_asked": map_values(lambda values: np.where(values == 0, np.nan, values), prompt_asked),
         "prompt_reported": column("prompt_tokens"),
         "output_asked": output_asked,
         # The number of chunks is not the length of a response.
         "output_reported": np.where(
-            groups.column(lambda fields: fields.counted_by == "chunks", np.bool_), np.nan, column("output_tokens")
+            groups.column(lambda fields: fields.counted_by == "chunks", np.bool_), np.nan, output_tokens
         ),
         "first_token_merged": groups.column(lambda fields: fields.first_token_merged, np.bool_),
         "worker": groups.column(lambda fields: fields.worker, np.int64),
@@ -710,14 +718,17 @@ def _columns_of(records: Sequence[Record], chunks: ChunkLists, groups: RecordGro
 
 
 def _tokens_of(
-    records: Sequence[Record], chunks: ChunkLists, offsets: Integers, groups: RecordGroups
+    records: Sequence[Record], chunks: ChunkLists, groups: RecordGroups, output_tokens: Floats
 ) -> dict[str, NDArray[Any]]:
     """Return the Frame columns with token counts for these Records, by column name.
+
+    `output_tokens` contains the output length that the server reported for each Record, or NaN.
 
     In nearly all Records, the token counts of the chunks add up to the output length that the server reported. Such
     rows get the counts unchanged. Only the other rows are examined one by one.
     """
     counts, tokens = chunks.counts, chunks.tokens
+    offsets = offsets_of(counts)
     constant = is_constant(tokens)
     recorded = counts * float(tokens[0]) if constant else sum_by_row(tokens, offsets)
     first = _at_chunk(tokens, offsets[:-1], counts)
@@ -730,8 +741,8 @@ def _tokens_of(
     # length of 0 although it streamed tokens.
     special = groups.column(lambda fields: bool(fields.hidden_tokens) or fields.refuted_total is not None, np.bool_)
     basis = np.where(by_chunks, BASES.index("chunks"), BASES.index("counted")).astype(np.uint8)
-    totals = np.array([record.output_tokens for record in records], np.float64)
-    different = (counts > 0) & (special | (by_server & ~(totals == recorded) & ~np.isnan(totals)))
+    contradicted = ~(output_tokens == recorded) & ~np.isnan(output_tokens)
+    different = (counts > 0) & (special | (by_server & contradicted))
     if different.any():
         tokens, constant = tokens.astype(np.uint32), False
     for row in np.flatnonzero(different).tolist():

@@ -68,6 +68,6 @@ class RecordGroups:
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return a value for each Record, given a value for each group."""
-        if len(values) == 1:
+        if len(values) and (values == values[0]).all():
             return constant_array(values[0], values.dtype, len(self.index))
         return values[self.index]

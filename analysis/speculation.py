@@ -84,9 +84,13 @@ def tokens_per_event(frame: Frame) -> TokensPerEvent | None:
     known = sampled & ~frame.has_basis("spread", "without_text", "contradicted")
     counts = np.zeros(MAX_LISTED + 2, np.int64)
     for rows, chunks in frame.blocks():
-        lengths = np.diff(frame.offsets[rows.start : rows.stop + 1])
-        sizes = frame.chunk_tokens[chunks][np.repeat(known[rows], lengths)]
+        # Most events have one token, so only the others are examined one by one.
+        others = np.flatnonzero(frame.chunk_tokens[chunks] != 1)
+        ends = frame.offsets[rows.start + 1 : rows.stop + 1] - chunks.start
+        others = others[known[rows][np.searchsorted(ends, others, "right")]]
+        sizes = frame.chunk_tokens[chunks][others]
         counts += np.bincount(np.minimum(sizes, MAX_LISTED + 1), minlength=MAX_LISTED + 2)
+    counts[1] += int(frame.chunk_counts[known].sum()) - int(counts.sum())
     names = {index: str(index) for index in range(1, MAX_LISTED + 1)} | {MAX_LISTED + 1: MORE}
     listed = {names[index]: int(counts[index]) for index in names if counts[index]}
     return TokensPerEvent(mean=round(tokens / events, 3), events=events, counts=listed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,15 @@ MAX_GATHERED = 1 << 23
 """Maximum number of samples that `OrderStatistics` sorts at the end of a search."""
 
 
+Array = TypeVar("Array", bound=NDArray[Any])
+
+
+def read_only(values: Array) -> Array:
+    """Make the array read-only, and return it."""
+    values.flags.writeable = False
+    return values
+
+
 def constant_array(value: object, dtype: Any, length: int) -> NDArray[Any]:
     """Return an array of equal values, which needs memory for one value only. It cannot be written to.
 
@@ -32,8 +41,7 @@ def constant_array(value: object, dtype: Any, length: int) -> NDArray[Any]:
     """
     one = np.array(value, dtype)
     result: NDArray[Any] = np.ndarray((length,), one.dtype, one, strides=(0,))
-    result.flags.writeable = False
-    return result
+    return read_only(result)
 
 
 def is_constant(values: NDArray[Any]) -> bool:

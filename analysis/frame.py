@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from loadgen.analysis.chunk_columns import (
     constant_array,
     is_constant,
     map_values,
+    read_only,
 )
 from loadgen.analysis.chunk_lists import ChunkLists, lists_of_records, lists_of_texts
 from loadgen.analysis.graph_columns import GraphColumns, GraphColumnsBuilder
@@ -99,11 +101,11 @@ class Window(msgspec.Struct, frozen=True):
     """True if requests arrived faster than the server completed them until the last request was due."""
 
 
-class Frame(msgspec.Struct, frozen=True):
+class Frame(msgspec.Struct, frozen=True, dict=True):
     """A run's Records as columns, for computations with NumPy.
 
     Most columns have one value per Record, in the order of the run file. The columns about chunks have one value per
-    chunk."""
+    chunk. Arrays of a Frame must not be changed: its masks and other derived columns are computed only once."""
 
     id: Integers
     measured: Booleans
@@ -202,12 +204,12 @@ class Frame(msgspec.Struct, frozen=True):
         """
         return self.marks.get(name, np.full(len(self), np.nan))
 
-    @property
+    @cached_property
     def chunk_counts(self) -> Integers:
         """The number of chunks in each row."""
-        return np.diff(self.offsets)
+        return read_only(np.diff(self.offsets))
 
-    @property
+    @cached_property
     def output_tokens(self) -> Floats:
         """The output length of each row in tokens.
 
@@ -215,7 +217,7 @@ class Frame(msgspec.Struct, frozen=True):
         for an incomplete response whose reported length exceeds the requested length.
         """
         excess = ~self.complete & (self.output_reported > self.output_asked)
-        return np.where(np.isnan(self.output_reported) | excess, self.arrived_tokens, self.output_reported)
+        return read_only(np.where(np.isnan(self.output_reported) | excess, self.arrived_tokens, self.output_reported))
 
     @property
     def prompt_tokens(self) -> Floats:
@@ -253,15 +255,15 @@ class Frame(msgspec.Struct, frozen=True):
         """True if the figures cover the whole run, from the first byte sent to the end of the last request."""
         return self.window is None or self.window.chosen == "whole"
 
-    @property
+    @cached_property
     def sent(self) -> Booleans:
         """A mask of the measured requests that were sent."""
-        return self.measured & ~np.isnan(self.sent_ns)
+        return read_only(self.measured & ~np.isnan(self.sent_ns))
 
-    @property
+    @cached_property
     def inside(self) -> Booleans:
         """A mask of the measured requests that were due inside the window, complete or not."""
-        return self.measured & self.within(self.due_ns)
+        return read_only(self.measured & self.within(self.due_ns))
 
     @property
     def send_delay_ns(self) -> Floats:
@@ -272,15 +274,15 @@ class Frame(msgspec.Struct, frozen=True):
         """
         return self.first_sent_ns - np.fmax(self.due_ns, self.released_ns)
 
-    @property
+    @cached_property
     def sampled(self) -> Booleans:
         """A mask of the rows from which latencies are computed.
 
         These are the complete, measured requests that were due inside the window.
         """
-        return self.complete & self.inside
+        return read_only(self.complete & self.inside)
 
-    @property
+    @cached_property
     def span_ns(self) -> tuple[float, float] | None:
         """The start and the end of the measurement window, or None if the window is empty or no request was sent.
 
@@ -370,21 +372,21 @@ class Frame(msgspec.Struct, frozen=True):
         answered = self.sent & ~np.isnan(self.prefill_end_ns) & self.within(self.prefill_end_ns)
         return float(np.nansum(self.prompt_tokens[answered]))
 
-    @property
+    @cached_property
     def gap_counts(self) -> Integers:
         """The number of gaps between the chunks of each row: one less than the number of chunks.
 
         The number is 0 for rows without chunks, and for rows that the mask `sampled` does not select.
         """
-        return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
+        return read_only(np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0))
 
-    @property
+    @cached_property
     def later_counts(self) -> Integers:
         """The number of tokens in the chunks of each row, without the first token.
 
         The number is 0 for rows that the mask `sampled` does not select.
         """
-        return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
+        return read_only(np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64))
 
     @property
     def is_streamed(self) -> Booleans:

@@ -8,10 +8,11 @@ from itertools import islice
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import kolmogorov
 
 from loadgen.analysis import stats as of_instants
 from loadgen.analysis.run.runfile import load_facts
-from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov
+from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov, kolmogorov_tail
 from loadgen.analysis.summary import Delivery, GapTests, QueueWait, SendLateness, TargetDueSent
 from loadgen.workloads.arrival_processes import ClosedLoopArrivals
 from loadgen.workloads.arrivals import parse
@@ -157,3 +158,9 @@ def _one_by_one(due_ns: list[int], cost_ns: int) -> list[int | None]:
         free_ns = max(due, free_ns) + cost_ns
         sent_ns.append(free_ns)
     return sent_ns
+
+
+@pytest.mark.parametrize("x", [-1.0, 0.0, 0.04, 0.06, 0.3, 0.999, 1.0, 1.36, 2.5, 6.0])
+def test_the_tail_of_kolmogorovs_distribution_is_that_of_scipy(x: float) -> None:
+    """Both series, and the limits at which they are exchanged."""
+    assert kolmogorov_tail(x) == pytest.approx(kolmogorov(x), rel=1e-13, abs=1e-300)

@@ -112,10 +112,12 @@ def _tokens_after_gaps(
     if not sampled[rows].all():
         ends_gap &= np.repeat(sampled[rows], counts)
     chunk_tokens = frame.chunk_tokens[chunks]
+    is_small = chunk_tokens.dtype == np.uint8 and len(indices) < 1 << 22
+    dtype = np.dtype(np.int32 if is_small else np.int64)
     if is_constant(chunk_tokens):
-        return position * np.int64(chunk_tokens[0]) + 1 if chunk_tokens[0] != 1 else position + 1, ends_gap
-    tokens_before = np.cumsum(chunk_tokens, dtype=np.int64) - chunk_tokens
-    started = np.zeros(len(counts), np.int64)
+        return position.astype(dtype) * int(chunk_tokens[0]) + 1, ends_gap
+    tokens_before: NDArray[np.integer] = np.cumsum(chunk_tokens, dtype=dtype) - chunk_tokens
+    started = np.zeros(len(counts), dtype)
     started[counts > 0] = tokens_before[firsts[counts > 0]]
     return tokens_before - np.repeat(started, counts) + 1, ends_gap
 

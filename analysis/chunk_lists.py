@@ -29,6 +29,7 @@ END = -(1 << 62)
 """Number that is put after the elements of each list, when many lists are converted together."""
 _COMMA_END = f",{END}".encode()
 _BETWEEN_LISTS = _COMMA_END + b","
+_OPENING, _CLOSING = b"[]"
 _BLANKS = (b" ", b"\t", b"\r", b"\n")
 
 
@@ -106,9 +107,9 @@ def _integers(texts: Sequence[msgspec.Raw], smallest: int, largest: int) -> tupl
     joined = _BETWEEN_LISTS.join(lists)
     if any(blank in joined for blank in _BLANKS) and not all(bytes(text)[1:-1].strip() for text in lists):
         return None  # NumPy would read the empty list `[ ]` as a 0.
-    elements_only = joined.replace(b"[", b"").replace(b"]", b"")
-    if len(joined) - len(elements_only) != 2 * number:  # a list in a list, or a text that is not a list
+    if not _are_flat_lists(joined, number):
         return None
+    elements_only = joined.replace(b"[", b"").replace(b"]", b"")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -122,3 +123,18 @@ def _integers(texts: Sequence[msgspec.Raw], smallest: int, largest: int) -> tupl
         return None
     counts[filled] = np.diff(ends, prepend=-1) - 1
     return counts, elements
+
+
+def _are_flat_lists(joined: bytes, number: int) -> bool:
+    """Return True if `joined` consists of `number` lists, with _BETWEEN_LISTS between them, and no list in a list.
+
+    Other characters than those of integers and brackets are checked only in part.
+    """
+    characters = np.frombuffer(joined, np.uint8)
+    brackets = np.flatnonzero(characters >= _OPENING)
+    if len(brackets) != 2 * number or brackets[0] != 0 or brackets[-1] != len(joined) - 1:
+        return False
+    opening, closing = brackets[::2], brackets[1::2]
+    if (characters[opening] != _OPENING).any() or (characters[closing] != _CLOSING).any():
+        return False
+    return bool((opening[1:] - closing[:-1] == len(_BETWEEN_LISTS) + 1).all())

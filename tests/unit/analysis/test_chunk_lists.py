@@ -62,6 +62,9 @@ def test_texts_give_the_arrays_of_lists() -> None:
         ("[1]", "[ ]"),
         ("[\n]", "[]"),
         ("12", "[]"),
+        ("12", "[1]"),
+        ("[[1,2]]", "[1,1]"),
+        ("[1,2]", "[[1,1]]"),
         ('"1,2"', "[1,1]"),
     ],
 )
@@ -71,6 +74,12 @@ def test_other_texts_are_left_to_the_decoder(chunk_ns: str, chunk_tokens: str) -
     """
     good = compact("[1,2]", "[1,1]")
     assert lists_of_texts([good, compact(chunk_ns, chunk_tokens), good]) is None
+
+
+def test_two_damaged_texts_do_not_hide_each_other() -> None:
+    """A number and a list in a list have as many brackets as two lists."""
+    good = compact("[1,2]", "[1,1]")
+    assert lists_of_texts([good, compact("5", "[1]"), compact("[[1,2]]", "[1,1]"), good]) is None
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ DRAFT_TOKENS = 3
 """Tokens that runs with multi-token prediction are assumed to draft."""
 SPREAD = {"InferenceX": 1 / 9}
 """Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
+WHOLE_GRAPH_LAUNCH_S = 850e-6
+"""Time in s to launch the kernels of one layer in a step with prompts, on vLLM with the settings of InferenceX for B200
+(see `with_protocol`). It was fitted to the TTFT of these closed loops. The TTFT of TP 2 alone gives 800 to 850 us, and
+so does that of 4 and 8 requests in flight."""
 INFERENCEX_PROMPTS = (921, 7372)
 """Mean tokens per prompt in the rows of mixtures of experts from InferenceX."""
 
@@ -201,18 +205,27 @@ def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[
     result = []
     for in_flight in clients:
         deployment, load = with_protocol(source, made, Load(int(prompt), int(output), in_flight))
-        memory_fraction = AICONFIGURATOR_SGLANG_MEMORY if source == "aiconfigurator (32B)" else 0.9
-        times = expected_times(deployment, load, memory_fraction)
+        times = expected_times(deployment, load, memory_fraction(source))
         columns = {"TTFT": times.ttft_s, "TPOT": times.tpot_s, "tokens/s": times.output_tokens_per_s}
         result.append({name: float(value) for name, value in columns.items()})
     return result
+
+
+def memory_fraction(source: str) -> float:
+    """Return the share of the GPU memory that weights and KV cache may use in the closed loops of a source.
+
+    For InferenceX, it is the option `--gpu-memory-utilization` of the benchmark scripts (see `with_protocol`).
+    """
+    return AICONFIGURATOR_SGLANG_MEMORY if source == "aiconfigurator (32B)" else 0.9
 
 
 def with_protocol(source: str, deployment: Deployment, load: Load) -> tuple[Deployment, Load]:
     """Return a deployment and a load with the settings of the engine and the protocol that a source used.
 
     - InferenceX (benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX): ten requests per client, lengths of 0.8 to 1
-      times the nominal ones. TensorRT-LLM computes up to 16,384 tokens per step.
+      times the nominal ones. TensorRT-LLM computes up to 16,384 tokens per step. On B200, vLLM compiles the model as a
+      whole, without CUDA graphs for prompts (`splitting_ops: []` and `cudagraph_mode: FULL_DECODE_ONLY` in
+      70b_fp8_b200_docker.sh and 70b_fp4_b200_docker.sh). On H100 and H200, it has its default settings.
     - Llama-3.1-8B on TensorRT-LLM 1.0.0rc3 and Qwen3-32B on SGLang: ten requests per client of equal lengths
       (`genai_perf_runner.py` of github.com/ai-dynamo/aiconfigurator). TensorRT-LLM computes up to `in flight + input +
       1,500` tokens per step (`trtllm.rule`). The settings allow as many sequences as clients, but the TTFT shows that
@@ -223,6 +236,13 @@ def with_protocol(source: str, deployment: Deployment, load: Load) -> tuple[Depl
     load = replace(load, spread=SPREAD.get(source, 0.0))
     if source == "NIM":
         return deployment, replace(load, seconds=NIM_SECONDS)
+    if (
+        source == "InferenceX"
+        and deployment.framework.name == "vLLM"
+        and deployment.gpu.architecture.name == "Blackwell"
+    ):
+        framework = replace(deployment.framework, prompt_launch_s=WHOLE_GRAPH_LAUNCH_S)
+        return replace(deployment, framework=framework), load
     if deployment.framework.name != "TensorRT-LLM":
         return deployment, load
     if source == "InferenceX":

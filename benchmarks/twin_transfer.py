@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -26,8 +26,11 @@ import numpy as np
 
 from benchmarks import hardware_model as bench
 from loadgen.plan import Plan
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
-from loadgen.studies.simulate import ServerModel, run_in_memory
+from loadgen.servers.simulated.step_time import StepTime
+from loadgen.studies.simulate import ServerModel, resolve_model, run_in_memory
 from loadgen.studies.twin import Twin, TwinConstant
 from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits
 
@@ -62,6 +65,11 @@ class Server(NamedTuple):
     def engine(self) -> Engine:
         """Scheduler and overheads with which the server is simulated."""
         return find_engine(RULES[self.framework])
+
+    @property
+    def deployment(self) -> Deployment:
+        """The model on the GPUs, with the engine that stands for the framework."""
+        return self.engine.deployment(self.gpu, self.model, format_name=self.format, tensor=self.tp)
 
     def changes(self, other: Server) -> str:
         """Return what differs between two servers, for example `TP` or `GPU, format`."""
@@ -116,6 +124,21 @@ def measured_s(row: bench.Row) -> tuple[float, float]:
     return float(row["ttft_ms"]) / 1e3 - batch_wait_s(row), float(row["tpot_ms"]) / 1e3
 
 
+def with_settings(row: bench.Row, server: Server, deployment: Deployment) -> Deployment:
+    """Return a deployment of a server with the settings of the engine that the source of a measurement used.
+
+    The settings of TensorRT-LLM and NIM have no meaning for the engine that stands for them here (see RULES).
+    """
+    if server.framework not in MODELLED:
+        return deployment
+    return bench.with_protocol(row["source"], deployment, Load(int(row["input"]), int(row["output"]), 1))[0]
+
+
+def kv_tokens(row: bench.Row, server: Server) -> int:
+    """Return the size of the KV cache of a server in tokens, with the settings that the source of a row used."""
+    return server.deployment.kv_tokens(bench.memory_fraction(row["source"]))
+
+
 class Requests(NamedTuple):
     """Requests of a simulated closed loop, in the order in which they were sent."""
 
@@ -143,8 +166,19 @@ def simulate(row: bench.Row, server: Server, twin: Twin | None, rounds: int = RO
         metrics_every_s=0.0,
         timeout_s=1e6,
     )
-    model = ServerModel(gpu=server.gpu, model=server.model, format=server.format, tensor=server.tp, twin=twin)
-    records = sorted(run_in_memory(plan, model).records, key=lambda record: (record.sent_ns or 0, record.id))
+    model = ServerModel(
+        gpu=server.gpu,
+        model=server.model,
+        format=server.format,
+        tensor=server.tp,
+        kv_tokens=kv_tokens(row, server),
+        twin=twin,
+    )
+    resolved = resolve_model(plan, model)
+    assert isinstance(resolved.step_time, StepTime)
+    resolved = replace(resolved, step_time=StepTime(with_settings(row, server, resolved.step_time.deployment)))
+    run = run_in_memory(plan, model, resolved=resolved)
+    records = sorted(run.records, key=lambda record: (record.sent_ns or 0, record.id))
     first_ns = np.array([record.chunk_ns[0] for record in records])
     last_ns = np.array([record.chunk_ns[-1] for record in records])
     output = [len(record.chunk_ns) for record in records]
@@ -186,8 +220,8 @@ def fit(server: Server, rows: bench.Rows) -> Twin:
     short = [row for row in rows if int(row["output"]) <= MAX_FITTED_OUTPUT and int(row["input"]) <= MAX_FITTED_INPUT]
     short.sort(key=lambda row: (int(row["in_flight"]), int(row["output"]), int(row["input"])))
     runs = [reconstruct(row, server) for row in spaced(short, FITTED_LOADS)]
-    deployment = server.engine.deployment(server.gpu, server.model, format_name=server.format, tensor=server.tp)
-    limits = StepLimits(server.engine, server.engine.kv_tokens(deployment))
+    deployment = with_settings(rows[0], server, server.deployment)
+    limits = StepLimits(server.engine, kv_tokens(rows[0], server))
     values = FitProblem(runs, limits, deployment).transferred_constants()
     rules = RULES[server.framework]
     constants = {

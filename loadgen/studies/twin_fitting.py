@@ -70,10 +70,12 @@ DEFAULT_START = {"step_s": 0.3e-3, "request_s": 1e-3, "path_s": 3e-3}
 """Start values of constants that neither the hardware tables nor the timestamps of a run provide."""
 REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-3, 10e-3)))
 """Pairs of start values of `request_s` and `path_s` that a fit tries."""
+STEP_FACTORS = (3.0, 1 / 3)
+"""Factors of the host time per step at which further searches begin, relative to the best solution so far."""
 MEDIAN_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution divided by its median absolute deviation. The median prevents a few
 outlying blocks from widening all intervals."""
-TRANSFER_STEPS = 8
+TRANSFER_STEPS = 12
 """Maximum number of steps of the search for the constants for other hardware."""
 DERIVATIVE_STEP = 0.15
 """Change of `log(constant)` for a numerical derivative. With smaller changes, the derivative would show the discrete
@@ -367,13 +369,29 @@ class FitProblem:
         from the front end to the first step. Several pairs of values for these two constants are tried, and the search
         starts at the best pair. One pair is not enough. The front end handles requests in batches, so the residuals are
         not smooth functions of these constants.
+
+        A search can end at a jump of the residuals: the TTFT of a request changes by a whole step if the request just
+        reaches the step or just misses it. Further searches therefore begin with another time per step (see
+        STEP_FACTORS). The best solution counts.
+        """
+        solution = self._search(self._prior)
+        for factor in STEP_FACTORS:
+            start = solution.x.copy()
+            start[list(self.constants).index("step_s")] += np.log(factor)
+            solution = min(solution, self._search(start), key=lambda found: float(found.cost))
+        return np.asarray(solution.x)
+
+    def _search(self, start: Floats) -> Any:
+        """Search for the best constants from `start`, but from the best pair of REQUEST_STARTS.
+
+        Return the result of SciPy: the logarithms of the constants are `x`, and half the sum of the squared residuals
+        is `cost`.
         """
         from scipy.optimize import least_squares
 
-        starts = [np.append(self._prior[: -len(REQUEST_CONSTANTS)], np.log(values)) for values in REQUEST_STARTS]
-        start = min(starts, key=lambda logarithms: float(np.sum(self._residuals(logarithms) ** 2)))
-        solution = least_squares(self._residuals, start, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
-        return np.asarray(solution.x)
+        starts = [np.append(start[: -len(REQUEST_CONSTANTS)], np.log(values)) for values in REQUEST_STARTS]
+        best = min(starts, key=lambda logarithms: float(np.sum(self._residuals(logarithms) ** 2)))
+        return least_squares(self._residuals, best, jac=self._jacobian, ftol=1e-5, xtol=1e-4, max_nfev=100)
 
     def bootstrap_draws(self, solution: Floats) -> Floats:
         """Return DRAWS random variants of the fitted constants, one row each. Their spread shows how uncertain the fit
@@ -418,22 +436,30 @@ class FitProblem:
           kernels, because an unusual rate of a kernel is mostly a property of the measured server.
         - The prior distributions are Cauchy distributions. Their heavy tails allow for a server that differs much from
           the tables.
+
+        The search varies the deviation of each constant from the tables, in multiples of its `transfer_spread`. The
+        derivatives of the prior are exact. DERIVATIVE_STEP is several times as large as the smallest spread, so
+        differences over this step would make these derivatives too small.
         """
         from scipy.optimize import least_squares
 
         prior = self._transfer_prior()
         spread = np.array([info.transfer_spread for info in self.constants.values()])
 
-        def residuals(logarithms: Floats) -> Floats:
-            return np.concatenate([self._median_residuals(logarithms), _cauchy((logarithms - prior) / spread)])
+        def residuals(deviations: Floats) -> Floats:
+            return np.concatenate([self._median_residuals(prior + spread * deviations), _cauchy(deviations)])
 
-        def jacobian(logarithms: Floats) -> Floats:
+        def jacobian(deviations: Floats) -> Floats:
+            logarithms = prior + spread * deviations
+            centre = self._median_residuals(logarithms)
             moves = DERIVATIVE_STEP * np.eye(len(logarithms))
-            centre = residuals(logarithms)
-            return np.column_stack([(residuals(logarithms + move) - centre) / DERIVATIVE_STEP for move in moves])
+            changes = [self._median_residuals(logarithms + move) - centre for move in moves]
+            return np.vstack([np.column_stack(changes) * spread / DERIVATIVE_STEP, np.diag(_cauchy_slope(deviations))])
 
-        solution = least_squares(residuals, prior, jac=jacobian, ftol=1e-3, xtol=1e-2, max_nfev=TRANSFER_STEPS)
-        return {name: _rounded(value) for name, value in zip(self.constants, np.exp(solution.x), strict=True)}
+        start = np.zeros(len(prior))
+        solution = least_squares(residuals, start, jac=jacobian, ftol=1e-4, xtol=1e-3, max_nfev=TRANSFER_STEPS)
+        values = np.exp(prior + spread * solution.x)
+        return {name: _rounded(value) for name, value in zip(self.constants, values, strict=True)}
 
     def _transfer_prior(self) -> Floats:
         """Return the logarithms of the constants that the hardware tables predict.
@@ -575,6 +601,13 @@ def _cauchy(residual: Any) -> Any:
     weight.
     """
     return np.sign(residual) * np.sqrt(np.log1p(residual**2))
+
+
+def _cauchy_slope(residuals: Floats) -> Floats:
+    """Return the derivative of `_cauchy` at each of the residuals."""
+    near_zero = np.abs(residuals) < 1e-6  # where the slope is 1, and the formula divides 0 by 0
+    sizes = np.where(near_zero, 1.0, np.abs(residuals))
+    return np.where(near_zero, 1.0, sizes / (1 + sizes**2) / np.sqrt(np.log1p(sizes**2)))
 
 
 def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tuple[str, Floats, Floats]]:

@@ -56,6 +56,8 @@ class PublishedSettings:
     """The settings in words."""
     options: tuple[str, ...]
     """Options of `loadgen limits` that set them."""
+    gpus: tuple[str, ...] = ()
+    """GPUs on which they were used. Empty: on all GPUs."""
 
 
 SAME_SPEED = {"bf16": "fp16", "fp16": "bf16"}
@@ -72,6 +74,12 @@ PUBLISHED_SETTINGS = {
     ),
     ("NIM", "dense", "NIM"): PublishedSettings(
         "clients that send requests for 600 s, a time inferred from the same measurements", ("--seconds",)
+    ),
+    ("vLLM", "dense", "InferenceX"): PublishedSettings(
+        "a model that vLLM compiles as a whole (`splitting_ops: []`), with a time to launch the kernels of prompts "
+        "that was inferred from the same measurements",
+        (),
+        ("B200 SXM",),
     ),
     ("SGLang", "dense", "aiconfigurator (32B)"): PublishedSettings("a memory fraction of 0.86", ("--memory-fraction",)),
     ("TensorRT-LLM", "mixture of experts", "aiconfigurator (235B)"): PublishedSettings(
@@ -430,6 +438,8 @@ def _validation_row(row: Mapping[str, str]) -> ValidationRow:
     """
     is_twin = row["figure"].startswith(TRANSFERRED)
     published = None if is_twin else PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]))
+    if published and published.gpus and row["gpu"] not in published.gpus:
+        published = None
     return ValidationRow(
         Accuracy(
             validated=True,

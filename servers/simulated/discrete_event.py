@@ -88,6 +88,7 @@ class VirtualEngine:
         self.scheduler = scheduler
         self.step_time = step_time
         self.now_ns = 0
+        self._step_start_ns = 0  # start of the latest step
         self._live: dict[Job, TokenTimes] = {}
         self._step_ends: list[int] = []  # ends of the decode steps
         self._dropped_steps = 0  # decode steps whose ends are no longer in `_step_ends`
@@ -148,7 +149,8 @@ class VirtualEngine:
         """
         scheduler = self.scheduler
         step_ends = self._step_ends
-        batch = scheduler.plan(self.now_ns)
+        batch = scheduler.plan(self.now_ns, self._step_start_ns)
+        self._step_start_ns = self.now_ns
         identical_steps = scheduler.identical_steps()
         if identical_steps == 1:
             self.now_ns += self.step_time(batch)
@@ -167,7 +169,10 @@ class VirtualEngine:
             if now_ns > until_ns:
                 break
         self.now_ns = step_ends[-1]
-        return len(step_ends) - known_ends
+        steps = len(step_ends) - known_ends
+        if steps > 1:
+            self._step_start_ns = step_ends[-2]
+        return steps
 
     def _finish(self, steps: int) -> list[TokenTimes]:
         """Account for `steps` steps that have ended, and return the token times of the jobs that ended in them.

@@ -113,6 +113,10 @@ class Policy:
     number of decoding sequences (TGI's option of the same name)."""
     receive_steps: int = 1
     """`chunked-first`: decode steps between two checks for new requests (SGLang: `scheduler_recv_interval`)."""
+    plans_ahead: bool = False
+    """True: the engine plans each step while the step before it runs, so that the GPU does not wait for the scheduler
+    (vLLM: `async_scheduling`, SGLang: the overlap scheduler). A job that arrives during a step cannot join the next
+    step, which is planned already. It joins the step after that one."""
     batch_wait_steps: int = 0
     """`mixed` without chunks: maximum decode steps for which prompts wait for each other (TensorRT-LLM:
     `batch_wait_timeout_iters`)."""
@@ -220,6 +224,7 @@ class Scheduler:
         self._min_share = policy.output_share * MIN_SHARE_FACTOR
         self._share = policy.output_share  # of the remaining output of decoding jobs, for admission
         self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before it
+        self._planned_ns = 0  # time at which the engine planned the step; later jobs cannot join the step
         self._batch_waited_steps = 0
         """Decode steps for which the first waiting prompt has waited for further prompts. TensorRT-LLM changes its
         counter only in steps with prompts and decoding jobs, so the counter keeps its value if no job decodes."""
@@ -275,8 +280,15 @@ class Scheduler:
         usage = (self.kv_tokens - self._free_tokens) / self.kv_tokens
         return Gauges(self.running, len(self.waiting), usage, self._preemptions, self._cached_prompt_tokens)
 
-    def plan(self, now_ns: int) -> Batch:
-        """Decide which jobs the step that begins at `now_ns` processes, and return the size of the step."""
+    def plan(self, now_ns: int, previous_ns: int | None = None) -> Batch:
+        """Decide which jobs the step that begins at `now_ns` processes, and return the size of the step.
+
+        `previous_ns` is the start of the step before. The engine planned the step at that time if its policy has
+        `plans_ahead`, and only jobs that arrived earlier can join. An engine that was idle plans the step at `now_ns`.
+        """
+        self._planned_ns = now_ns
+        if self.policy.plans_ahead and self.running and previous_ns is not None:
+            self._planned_ns = previous_ns
         self._chunks.clear()
         self._admits_next_step = False
         if not self.running and self.waiting and self.waiting[0].arrived_ns >= now_ns:
@@ -445,9 +457,9 @@ class Scheduler:
         longest = 0
         while self.waiting and budget > 0 and self.running < policy.running_limit:
             job = self.waiting[0]
-            # A job that arrives exactly at `now_ns` can start an idle engine but cannot join a running batch. Otherwise
-            # the batch would depend on when the caller submits the job.
-            if job.arrived_ns >= now_ns and self.running:
+            # A job that arrives exactly when the step is planned can start an idle engine but cannot join a running
+            # batch. Otherwise the batch would depend on when the caller submits the job.
+            if job.arrived_ns >= self._planned_ns and self.running:
                 self._admits_next_step = True
                 return
             known_tokens = job.prompt_tokens + job.emitted

@@ -113,12 +113,15 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # `scheduler_reserve_full_isl`).
         # Prefix cache: vllm/v1/core/kv_cache_manager.py. Limits for a GPU with at least 70 GiB that is not an A100:
         # `get_batch_defaults` in vllm/engine/arg_utils.py. Memory fraction and block size: vllm/config/cache.py.
+        # A step is planned while the step before it runs: `step_with_batch_queue` in vllm/v1/engine/core.py, which is
+        # the default (`async_scheduling` in vllm/config/scheduler.py).
         CURRENT: Engine(
             version="0.32.0",
             policy=Policy(
                 running_limit=1024,
                 step_tokens=8192,
                 prefill="mixed",
+                plans_ahead=True,
                 block_size=16,
                 prefix_cache=True,
                 memory_fraction=0.92,
@@ -253,16 +256,17 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # --enable-mixed-chunk. Admission: managers/schedule_policy.py (`PrefillAdder`, `new_token_ratio`, 0.7 at first,
         # times --schedule-conservativeness of 1). Requests are retracted if the share was too small:
         # managers/schedule_batch.py (`retract_decode`). The overlap scheduler prepares the next step while the GPU
-        # computes, so its own time is hidden. Limits for a GPU with more than 60 GB, and the memory fraction:
-        # server_args.py. The default number of running requests follows from the size of the cache and is at most 4096:
-        # model_executor/model_runner.py. The prefix cache has pages of one token there (mem_cache/radix_cache.py).
-        # Blocks of 16 tokens save most of the time for hashing prompts.
+        # computes, so its own time is hidden: managers/scheduler.py (`event_loop_overlap`). Limits for a GPU with more
+        # than 60 GB, and the memory fraction: server_args.py. The default number of running requests follows from the
+        # size of the cache and is at most 4096: model_executor/model_runner.py. The prefix cache has pages of one token
+        # there (mem_cache/radix_cache.py). Blocks of 16 tokens save most of the time for hashing prompts.
         CURRENT: Engine(
             version="0.5.23",
             policy=Policy(
                 running_limit=4096,
                 step_tokens=8192,
                 prefill="chunked-first",
+                plans_ahead=True,
                 decode_steps_per_prefill=0,
                 reserve="share",
                 block_size=16,

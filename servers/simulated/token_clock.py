@@ -207,6 +207,7 @@ class BatchingClock:
         self._scheduler = Scheduler(policy, kv_tokens)
         self._step_ns = step_ns
         self._speed = speed
+        self._step_start_ns = 0  # start of the latest step
         self._end_ns: int | None = None  # end of the current step; None when idle
         self._idle_from_ns = 0
         # The durations of consecutive steps are added at speed 1, and only the sum is divided by the speed. Rounding
@@ -277,7 +278,8 @@ class BatchingClock:
         self._start_step(self._busy_from_ns)
 
     def _start_step(self, now_ns: int) -> None:
-        self._busy_ns += self._step_ns(self._scheduler.plan(now_ns))
+        self._busy_ns += self._step_ns(self._scheduler.plan(now_ns, self._step_start_ns))
+        self._step_start_ns = now_ns
         self._end_ns = self._busy_from_ns + int(self._busy_ns / self._speed)
 
 

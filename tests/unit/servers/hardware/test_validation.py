@@ -142,6 +142,7 @@ def test_the_settings_of_the_compared_runs_are_named() -> None:
     assert "these errors are of runs with at most in flight + input + 1,500 tokens and in flight - 1 sequences" in of_8b
     assert "inferred from the same measurements" in of_8b
     assert "runs with" not in describe(accuracies(make_deployment("H100", "llama-3.1-8b", "fp8", 2)))
+    assert "runs with a model that" in describe(accuracies(make_deployment("B200", "llama-3.1-8b", "fp8", 2)))
     compared = {(engine, models, row.accuracy.source) for (engine, _, models, _), row in _table().items()}
     assert compared >= PUBLISHED_SETTINGS.keys()
 

@@ -66,6 +66,18 @@ def test_the_first_arrival_starts_a_step_of_its_own() -> None:
     assert dues(emissions, second) == [20]
 
 
+@pytest.mark.parametrize(("plans_ahead", "due_ns"), [(False, 20), (True, 30)])
+def test_a_job_that_arrives_during_a_step_joins_the_next_step_that_is_not_planned(
+    plans_ahead: bool, due_ns: int
+) -> None:
+    """An engine that plans ahead has planned the second step, which begins at 10 ns, before the job arrives at 5 ns."""
+    engine = clock(replace(MIXED, plans_ahead=plans_ahead))
+    submit(engine, (2, 9))
+    engine.emissions(5)
+    (second,) = submit(engine, (2, 1), at_ns=5)
+    assert dues(engine.emissions(1000), second) == [due_ns]
+
+
 def test_mixed_prefill_shares_the_step_with_decoding() -> None:
     """Decoding goes on while a long prompt is computed, in chunks of what decoding leaves of the budget."""
     works: list[Batch] = []

@@ -58,6 +58,34 @@ def test_a_job_keeps_the_time_at_which_it_left_the_queue() -> None:
     assert [job.admitted_ns for job in jobs] == [10, 10, 25]
 
 
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_step_that_is_planned_already_takes_no_further_job(server: str) -> None:
+    """A job that arrives during the first step joins the third one, because the second one was planned before."""
+    made = Scheduler(find_engine(server).policy, 4000)
+    made.submit(Job(32, 9, 0))
+    assert made.plan(0).prompts == 1
+    made.finish()
+    made.submit(Job(32, 9, 5))
+    assert (made.plan(10, 0).prompts, made.identical_steps()) == (0, 1)
+    made.finish()
+    assert made.plan(20, 10).prompts == 1
+
+
+def test_an_engine_that_was_idle_takes_a_job_at_once() -> None:
+    """Also if the engine plans ahead: nothing was planned. Engines that do not plan ahead always take it at once."""
+    made = Scheduler(find_engine("vllm").policy, 4000)
+    made.submit(Job(32, 1, 0))
+    made.plan(0)
+    made.finish()
+    made.submit(Job(32, 9, 5))
+    assert made.plan(10, 0).prompts == 1
+    other = scheduler(OLD_VLLM, 4000, (32, 9))
+    other.plan(0)
+    other.finish()
+    other.submit(Job(32, 9, 5))
+    assert other.plan(10, 0).prompts == 1
+
+
 def test_old_vllm_leaves_a_hundredth_of_its_blocks_at_admission() -> None:
     """Of 3200 tokens it admits prompts into 3168; decoding may take the rest."""
     made = scheduler(OLD_VLLM, 3200, *[(31, 2)] * 100)

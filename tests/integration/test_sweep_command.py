@@ -102,7 +102,7 @@ def test_a_list_of_loads_needs_no_objective(tmp_path: Path) -> None:
 
 
 def test_without_objectives_the_largest_rate_without_a_queue_is_found(tmp_path: Path) -> None:
-    """A pilot and runs at both edges are enough. Their files are kept, and a finished sweep is not measured again."""
+    """A pilot and four runs are enough. Their files are kept, and a finished sweep is not measured again."""
     folder = tmp_path / "s"
     search = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--out", str(folder))
     done = loadgen(*search)
@@ -113,7 +113,7 @@ def test_without_objectives_the_largest_rate_without_a_queue_is_found(tmp_path: 
     assert result["capacity_high"] - result["capacity_low"] <= 0.2 * result["capacity"]
     assert {step["verdict"] for step in result["steps"]} <= {"met", "overload", "inconclusive"}
     lines = read_lines(folder)
-    assert sum(line["run_s"] for line in lines if line["type"] in ("pilot", "end")) < 180
+    assert sum(line["run_s"] for line in lines if line["type"] in ("pilot", "end")) < 400
     summary = from_json((folder / "step-1/summary.json").read_bytes())
     assert summary.run.arrivals.startswith("constant:")
     assert (folder / "pilot-1/run.jsonl").is_file()

@@ -81,10 +81,10 @@ def summarise(
 ) -> summary.Summary:
     """Return the summary of a run.
 
-    `gap_figures` is the function of `start_gap_figures` for this run, if the caller has called it.
+    - `frame`: the data of the run's requests as arrays. By default, it is computed from `run.records`. The caller must
+      pass it if `run` has no Records, for example if `run` comes from `loadgen.analysis.steady_window.load_run`.
+    - `gap_figures`: the function of `start_gap_figures` for this run, if the caller has started this process.
 
-    `frame` contains the data of the run's requests as arrays. By default, it is computed from `run.records`. The caller
-    must pass it if `run` has no Records, for example if `run` comes from `loadgen.analysis.steady_window.load_run`.
     Latencies cover complete requests only. The field `latency_adjusted` also covers the incomplete requests and counts
     each as infinitely slow.
     """
@@ -92,6 +92,7 @@ def summarise(
         frame = frame_of_run(run)
     metrics = latency_metrics()
     with nullcontext(gap_figures) if gap_figures else start_gap_figures(metrics, frame) as figures_of_gaps:
+        # A second process describes the gaps of a large run, while this process computes all other figures.
         latencies = describe_sorted_metrics(metrics, frame)
         result = _summarise(run, frame, latencies)
         result.latencies = with_gap_metrics(latencies, metrics, frame, figures_of_gaps)
@@ -99,7 +100,10 @@ def summarise(
 
 
 def _summarise(run: Run, frame: Frame, latencies: Distributions) -> summary.Summary:
-    """Return the summary of a run with these latencies. The other figures do not depend on latencies of gaps."""
+    """Return the summary of a run.
+
+    `latencies` need not contain the distributions of gaps, because no other figure depends on them.
+    """
     info = run_info(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
     first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.

@@ -109,6 +109,15 @@ def streaming_remedies(gateways: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*named, *usual]))
 
 
+def gateways_without_remedy(gateways: Iterable[str]) -> list[str]:
+    """Return the names of the gateways for which no setting of STREAMING_REMEDIES is known, without versions.
+
+    `gateways` are the names that `gateways_in_head` found in responses, such as `LiteLLM (x-litellm-version)`.
+    """
+    products = [name.partition(" (")[0].partition("/")[0] for name in gateways]
+    return [product for product in products if not product.lower().startswith(tuple(STREAMING_REMEDIES))]
+
+
 def _one_header_each(names: set[str]) -> set[str]:
     """Return `names` without repetitions of a gateway.
 

@@ -207,7 +207,8 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
     - All prompts have the same length, and `complete` is False: the first REHEARSED prompts are sufficient here, too.
     - All other workloads: the texts of all prompts are counted.
 
-    If a workload consists of sessions, REHEARSED is a number of sessions.
+    If a workload consists of sessions, REHEARSED is a number of sessions. If lengths are random and the number of
+    requests is unknown, the shortest possible length counts once more, because the first prompts may not contain it.
     """
     spec = prompts.spec
     from_file = _is_from_file(prompts)

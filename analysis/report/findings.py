@@ -51,7 +51,7 @@ from loadgen.analysis.summary import (
     TruncatedInputs,
 )
 from loadgen.servers.backends import BACKENDS, join_or
-from loadgen.servers.gateways import streaming_remedies
+from loadgen.servers.gateways import gateways_without_remedy, streaming_remedies
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -774,11 +774,14 @@ def held_back_finding(summary: Summary) -> Finding | None:
             f"The tokens of {which} arrived in groups of about {held.chunks_per_group:,.0f}, and "
             f"{percent(held.zero_gap_share)} of their gaps are about 0."
         )
-    remedies = streaming_remedies(() if summary.network is None else summary.network.gateways)
+    gateways = () if summary.network is None else summary.network.gateways
+    remedies, unknown = streaming_remedies(gateways), gateways_without_remedy(gateways)
     text = (
         f"{seen} A proxy or the server buffers the stream, so TTFT, TPOT and ITL describe the buffer. "
         f"Remedies: {', '.join(remedies)}, or a --url without the proxy."
     )
+    if unknown:
+        text += f" No such setting is known for {', '.join(unknown)}."
     return Finding(HELD_BACK, "warning", text, "latencies")
 
 

@@ -7,7 +7,10 @@ from loadgen.analysis.run.runfile import Telemetry
 
 
 class RecordBuffer:
-    """Keeps the Records of warm-up requests in memory. It replaces the writer of a run file during the warm-up."""
+    """Keeps Records in memory that do not belong to the run file: those of warm-up requests and of canaries.
+
+    It replaces the writer of a run file while these requests are sent.
+    """
 
     def __init__(self) -> None:
         self.records: list[Record] = []

@@ -8,6 +8,7 @@ from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.report.findings import held_back_finding
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
+from loadgen.analysis.summary import NetworkPath
 from tests.support.runs import run_of
 
 MS = 1_000_000
@@ -73,6 +74,23 @@ def test_a_full_buffer_at_a_time_is_found(tmp_path, within_ns: int) -> None:
     assert finding.level == "warning"
     assert "The tokens of 4 of 4 responses arrived in groups of about 64" in finding.sentence
     assert "option http-no-delay" in finding.sentence
+
+
+def test_a_gateway_without_a_known_setting_is_named(tmp_path) -> None:
+    """Its user would otherwise try only the settings of other gateways."""
+    run, _ = held(tmp_path, *[grouped(192, 64)] * 4)
+    summary = summarise(run)
+    summary.network = NetworkPath(
+        rtt_min_s=None,
+        rtt_p50_s=None,
+        rtt_p99_s=None,
+        ttft_share=None,
+        requests=0,
+        gateways=["LiteLLM (x-litellm-call-id)"],
+    )
+    finding = held_back_finding(summary)
+    assert finding is not None
+    assert finding.sentence.endswith("a --url without the proxy. No such setting is known for LiteLLM.")
 
 
 def test_a_response_in_one_piece_is_found(tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.servers.gateways import counting_gateway, gateways_in_head, streaming_remedies
+from loadgen.servers.gateways import counting_gateway, gateways_in_head, gateways_without_remedy, streaming_remedies
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,11 @@ NGINX, HAPROXY = "`proxy_buffering off` in nginx", "`option http-no-delay` in ha
 def test_remedies_are_those_of_the_named_gateways(names: list[str], remedies: list[str]) -> None:
     """The remedy of haproxy is always included, because haproxy does not name itself."""
     assert streaming_remedies(names) == remedies
+
+
+def test_gateways_without_a_known_setting_are_named() -> None:
+    names = ["LiteLLM (x-litellm-call-id)", "nginx/1.22.1 (Server)", "1.1 varnish (Via)"]
+    assert gateways_without_remedy(names) == ["LiteLLM", "1.1 varnish"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ RECORDS = [complete(7, [MS]), rejected(3), complete(9, [MS], model="b"), complet
 
 
 def test_groups_are_in_the_order_of_their_first_records() -> None:
+    """Their numbers of Records and the ids of their first Records are in the same order."""
     groups = RecordGroups(RECORDS)
     assert [fields.state for fields in groups.fields] == ["complete", "rejected", "complete"]
     assert [fields.model for fields in groups.fields] == ["", "", "b"]
@@ -21,6 +22,7 @@ def test_groups_are_in_the_order_of_their_first_records() -> None:
 
 
 def test_a_column_has_the_value_of_each_records_group() -> None:
+    """The column states which Records are complete."""
     groups = RecordGroups(RECORDS)
     column = groups.column(lambda fields: fields.state == "complete", np.bool_)
     assert column.tolist() == [True, False, True, True, False]
@@ -34,6 +36,7 @@ def test_a_column_of_equal_values_is_constant() -> None:
 
 
 def test_no_records_have_no_groups() -> None:
+    """A column of no Records is empty."""
     groups = RecordGroups([])
     assert groups.fields == groups.counts == []
     assert groups.column(lambda fields: fields.turn, np.int64).tolist() == []

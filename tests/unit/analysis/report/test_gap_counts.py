@@ -27,11 +27,13 @@ def test_buckets_have_no_gaps_between_them() -> None:
 
 @pytest.mark.parametrize(("gap_ns", "bucket"), [(0, 0), (1, 0), (5_000_000_000_000, BUCKETS - 1)])
 def test_gaps_outside_the_range_are_in_the_first_or_last_bucket(gap_ns: int, bucket: int) -> None:
+    """Gaps below 1 us and above 1,000 s are counted, too."""
     counts = count_gaps(build_frame([complete(0, [5, 5 + gap_ns], end_ns=5 + gap_ns)]))
     assert np.flatnonzero(counts.counts.sum(axis=0)).tolist() == [bucket]
 
 
 def test_without_gaps_there_is_no_median() -> None:
+    """A response with one chunk and a rejected request have no gaps."""
     counts = count_gaps(build_frame([complete(0, [5]), rejected(1)]))
     assert counts.median_s is None
     assert counts.longest == []

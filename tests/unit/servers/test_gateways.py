@@ -65,6 +65,7 @@ def test_remedies_are_those_of_the_named_gateways(names: list[str], remedies: li
 
 
 def test_gateways_without_a_known_setting_are_named() -> None:
+    """Their versions and headers are left out."""
     names = ["LiteLLM (x-litellm-call-id)", "nginx/1.22.1 (Server)", "1.1 varnish (Via)"]
     assert gateways_without_remedy(names) == ["LiteLLM", "1.1 varnish"]
 

@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 LONG_RUNS = 3
 """Number of long runs per rate from which a true capacity is computed."""
 LONG_RUN_S = 900.0
-"""Duration of a long run in s."""
+"""Usual duration of a long run in s."""
 HALVINGS = 6
 GROWTH = 0.003
 """A queue grows if the requests in flight grow by more than this share of the rate."""
@@ -57,6 +57,9 @@ class Case:
     objective: str = ""
     """Empty for a sweep that looks for the largest rate at which no queue grows."""
     input_tokens: int | str = 512
+    long_run_s: float = LONG_RUN_S
+    """Duration of a long run in s. It is longer if responses take long, because the number of requests in flight then
+    grows or shrinks by chance for longer."""
 
     @property
     def objectives(self) -> list[Objective]:
@@ -89,7 +92,9 @@ CASES = {
         Case(
             "slow-70b", simulate.ServerModel("A100", "llama-2-70b", tensor=4), "lognormal:mean=128,cv=0.5", (7.0, 9.0)
         ),
-        Case("slow-long", simulate.ServerModel("L40S", "llama-3.1-8b"), "uniform:256..768", (1.5, 6.0)),
+        Case(
+            "slow-long", simulate.ServerModel("L40S", "llama-3.1-8b"), "uniform:256..768", (1.5, 6.0), long_run_s=3600.0
+        ),
         Case("line", h100("llama-3.1-8b", 1), 16, (5.0, 8.0), "ttft.p90 < 500ms"),
         Case("batch", h100("llama-3.1-8b", 8), "exponential:mean=64,min=8,max=512", (9.0, 14.0), "ttft.p95 < 500ms"),
         Case("users", h100("llama-3.1-8b"), "lognormal:mean=128,cv=0.7", (25.0, 46.0), "e2e.p90 < 8s"),
@@ -177,11 +182,11 @@ def is_overloaded(case: Case, seed: int, rate: float) -> bool:
     """Return True if a long run at this rate violates the objective or, without an objective, if its queue grows."""
     if case.objective:
         (objective,) = case.objectives
-        values = latencies(case, case.plan(seed, LONG_RUN_S, f"poisson:{rate:.6f}"))
+        values = latencies(case, case.plan(seed, case.long_run_s, f"poisson:{rate:.6f}"))
         return float(np.mean(values > objective.bound)) > 1 - (objective.percentile or 0.0)
-    plan = case.plan(seed, LONG_RUN_S, f"constant:{rate:.6f}").replaced(timeout_s=100 * LONG_RUN_S)
+    plan = case.plan(seed, case.long_run_s, f"constant:{rate:.6f}").replaced(timeout_s=100 * case.long_run_s)
     frame = frame_of_run(simulate.run_in_memory(plan, case.model))
-    times_ns = np.linspace(LONG_RUN_S / 2, LONG_RUN_S, 200) * 1e9
+    times_ns = np.linspace(case.long_run_s / 2, case.long_run_s, 200) * 1e9
     ends_ns = np.sort(frame.end_ns)
     in_flight = rate * times_ns / 1e9 - np.searchsorted(ends_ns, times_ns)
     return bool(np.polyfit(times_ns / 1e9, in_flight, 1)[0] > GROWTH * rate)

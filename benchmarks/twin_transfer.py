@@ -32,7 +32,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_en
 from loadgen.servers.simulated.step_time import StepTime
 from loadgen.studies.simulate import ServerModel, resolve_model, run_in_memory
 from loadgen.studies.twin import Twin, TwinConstant
-from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits
+from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits, Wait
 
 RULES = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "vllm", "NIM": "vllm"}
 """Scheduler of the twin, by framework. TensorRT-LLM and NIM also mix prompts and decoding in one step."""
@@ -197,11 +197,15 @@ def reconstruct(row: bench.Row, server: Server) -> ObservedRun:
     ttft, tpot = measured_s(row)
     ttft_s = requests.ttft_s * ttft / requests.ttft_s.mean()
     tpot_s = requests.tpot_s * tpot / requests.tpot_s.mean()
-    free_s = [0.0] * clients  # a heap of the times at which clients send their next requests
+    # A heap of the times at which clients send their next requests, and of the requests that they wait for.
+    free: list[tuple[float, int]] = [(0.0, -1)] * clients
     sent_s = []
-    for response_s in (ttft_s + tpot_s * (np.array(requests.output_tokens) - 1)).tolist():
-        sent_s.append(heappop(free_s))
-        heappush(free_s, sent_s[-1] + response_s)
+    waits = []
+    for index, response_s in enumerate((ttft_s + tpot_s * (np.array(requests.output_tokens) - 1)).tolist()):
+        begin_s, before = heappop(free)
+        sent_s.append(begin_s)
+        waits.append(None if before < 0 else Wait(before, 0))
+        heappush(free, (begin_s + response_s, index))
     return ObservedRun(
         name=f"{row['input']}/{row['output']}, {clients} in flight",
         sent_ns=[round(1e9 * at_s) for at_s in sent_s],
@@ -210,8 +214,9 @@ def reconstruct(row: bench.Row, server: Server) -> ObservedRun:
         prompts=[()] * len(sent_s),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        ended_s=max(free_s),
+        ended_s=max(free)[0],
         tokens=np.zeros((0, 3)),
+        waits=waits,
     )
 
 

@@ -10,12 +10,12 @@ are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every run has the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from importlib.metadata import version
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,15 @@ DERIVATIVE_STEP = 0.15
 steps of the duration tables."""
 
 
+class Wait(NamedTuple):
+    """A client of a closed loop waits for a response before it sends its next request."""
+
+    before: int
+    """Index of the request with this response."""
+    delay_ns: int
+    """Time from the last token of the response to the next request in ns."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
     """The requests of a measured run, in the order of their send times, with their latencies. Missing latencies are
@@ -101,6 +110,8 @@ class ObservedRun:
     """Time of the last token in s after the first request was sent."""
     tokens: Floats
     """One row per chunk in time order: time in s, index of the request, number of tokens."""
+    waits: Sequence[Wait | None] = ()
+    """What the client of each request waited for; None if it waited for no response. Empty for an open loop."""
 
     @property
     def blocks(self) -> Integers:
@@ -144,6 +155,25 @@ class StepLimits:
         return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
+def closed_loop_waits(sent_ns: Sequence[int], last_ns: Sequence[int], clients: int) -> list[Wait | None]:
+    """Return `ObservedRun.waits` for a closed loop with this number of clients.
+
+    `sent_ns` and `last_ns` are the times of sending and of the last token of each request. Requests are in the order of
+    their send times. The first request of a client waits for none. A client sends its next request directly after its
+    last response, so the response that ended first is the one that the next request waited for.
+    """
+    ended: list[tuple[int, int]] = []
+    result: list[Wait | None] = []
+    for index, (sent, last) in enumerate(zip(sent_ns, last_ns, strict=True)):
+        if index >= clients and ended and ended[0][0] <= sent:
+            end_ns, before = heappop(ended)
+            result.append(Wait(before, sent - end_ns))
+        else:
+            result.append(None)
+        heappush(ended, (last, index))
+    return result
+
+
 def observe_run(run: Run) -> ObservedRun:
     """Return the requests and latencies of a measured run. Raises PlanError if too few requests are complete."""
     sent = [record for record in run.records if record.phase == "measured" and record.sent_ns is not None]
@@ -176,6 +206,8 @@ def observe_run(run: Run) -> ObservedRun:
     rows = np.array(sorted(tokens), float)
     lengths = [record.prompt_tokens or record.prompt_tokens_asked for record in records]
     prompt_ids = _prompt_ids_of(run.header)
+    load = run.header.load
+    clients = load.clients if load.kind == "closed" and not load.sessions else 0
     return ObservedRun(
         name=name,
         sent_ns=[(record.sent_ns or 0) - begin_ns for record in records],
@@ -188,6 +220,11 @@ def observe_run(run: Run) -> ObservedRun:
         tpot_s=tpot_s,
         ended_s=float(rows[-1, 0]),
         tokens=rows,
+        waits=closed_loop_waits(
+            [record.sent_ns or 0 for record in records], [record.chunk_ns[-1] for record in records], clients
+        )
+        if clients
+        else (),
     )
 
 
@@ -234,45 +271,56 @@ def _prompt_ids(record: Record, length: int, source: Workload, first_id: int) ->
 def replay(
     run: ObservedRun, limits: StepLimits, step_time: StepDurations, values: Mapping[str, float]
 ) -> tuple[Floats, Floats, float]:
-    """Simulate the requests of a measured run at their measured send times.
+    """Simulate the requests of a measured run.
+
+    A request is sent at its measured send time, or, in a closed loop, as long after the simulated end of the request
+    before it as it was sent after the measured end. With the measured send times of a closed loop, a small error of the
+    step durations would let a request arrive in another step.
 
     Return three values: the TTFT of each request in s, the TPOT of each request in s, and the time of the last token in
     s. Requests that are too long for the KV cache have the latency NaN.
     """
     engine = VirtualEngine(Scheduler(limits.policy, limits.kv_tokens), step_time)
-    waiting = _through_front_end(run, FrontEnd(round(1e9 * values["request_s"]), round(1e9 * values["path_s"])))
+    path_ns = round(1e9 * values["path_s"])
+    front_end = FrontEnd(round(1e9 * values["request_s"]), path_ns)
+    waits = run.waits or [None] * len(run.sent_ns)
+    due = [(sent, index) for index, (sent, wait) in enumerate(zip(run.sent_ns, waits, strict=True)) if wait is None]
+    followers = {wait.before: (index, wait.delay_ns) for index, wait in enumerate(waits) if wait is not None}
     ttft_s = np.full(len(run.sent_ns), np.nan)
     tpot_s = np.full(len(run.sent_ns), np.nan)
+    sent_ns = list(run.sent_ns)
     ended_ns = 0
-    while waiting or engine.busy:
-        while waiting and (waiting[0].arrived_ns <= engine.now_ns or not engine.busy):
-            try:
-                engine.submit(waiting.popleft())
-            except ValueError:
-                continue
-        for response in engine.run(waiting[0].arrived_ns if waiting else FOREVER_NS):
+
+    def send_next(index: int, end_ns: int) -> None:
+        """Let the client that waited for the request `index`, which ended at `end_ns`, send its next request."""
+        if index in followers:
+            follower, delay_ns = followers[index]
+            sent_ns[follower] = end_ns + delay_ns
+            heappush(due, (sent_ns[follower], follower))
+
+    while due or engine.busy or front_end.busy_until_ns < FOREVER_NS:
+        due_ns = due[0][0] if due else FOREVER_NS
+        next_ns = min(due_ns, front_end.busy_until_ns) + path_ns
+        if next_ns <= engine.now_ns or not engine.busy:
+            if front_end.busy_until_ns <= due_ns:
+                for job in front_end.release():
+                    try:
+                        engine.submit(job)
+                    except ValueError:  # too long for the KV cache
+                        send_next(job.owner, job.arrived_ns)
+            else:
+                index = heappop(due)[1]
+                prompt, output = run.prompt_tokens[index], run.output_tokens[index]
+                front_end.accept(Job(prompt, output, due_ns, owner=index, prompt=run.prompts[index]), due_ns)
+            continue
+        for response in engine.run(next_ns):
             index = response.job.owner
-            first_ns = response.instants[0]
-            last_ns = response.instants[-1]
-            ttft_s[index] = (first_ns - run.sent_ns[index]) / 1e9
+            first_ns, last_ns = response.instants[0], response.instants[-1]
+            ttft_s[index] = (first_ns - sent_ns[index]) / 1e9
             tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(response.instants) - 1)
             ended_ns = max(ended_ns, last_ns)
+            send_next(index, last_ns)
     return ttft_s, tpot_s, ended_ns / 1e9
-
-
-def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
-    """Simulate the engine's path from the socket to the scheduler (the front end) for the requests of a run.
-
-    Return the jobs in the order in which they reach the scheduler."""
-    jobs = deque[Job]()
-    lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
-    for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
-        while front_end.busy_until_ns <= sent_ns:
-            jobs += front_end.release()
-        front_end.accept(Job(prompt, output, sent_ns, owner=index, prompt=run.prompts[index]), sent_ns)
-    while front_end.busy_until_ns < FOREVER_NS:
-        jobs += front_end.release()
-    return jobs
 
 
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:

@@ -275,6 +275,28 @@ def test_a_run_with_too_little_in_it_is_refused(cpu: Twin) -> None:
         twin_fit.observe_run(run_of(cpu, n=9))
 
 
+def test_a_client_waits_for_the_response_that_ended_first() -> None:
+    """The first requests wait for none, and neither does a request before which no client was free."""
+    waits = twin_fit.closed_loop_waits([0, 1, 50, 61, 62], [60, 40, 90, 70, 80], clients=2)
+    assert waits == [None, None, (1, 10), (0, 1), None]
+
+
+@pytest.mark.parametrize("slower", [0.9, 1.002, 1.2])
+def test_a_closed_loop_is_replayed_as_one(slower: float) -> None:
+    """If the steps of the twin take another time than those of the server, requests still arrive after the responses
+    that they wait for. Latencies change with the duration of a step, and not by whole steps."""
+    server = truth(H100, **CARD)
+    run = run_of(server, n=60, arrivals="closed:4")
+    seen = twin_fit.observe_run(run)
+    assert sum(wait is not None for wait in seen.waits) == 56
+    constants = {name: msgspec.structs.replace(each) for name, each in server.constants.items()}
+    for name in ("bandwidth", "compute"):
+        constants[name] = msgspec.structs.replace(constants[name], value=constants[name].value / slower)
+    ttft_s, tpot_s, _ = twin_fit.replay_on_twin(seen, msgspec.structs.replace(server, constants=constants))
+    assert np.median(ttft_s) / np.median(seen.ttft_s) == pytest.approx(slower, rel=0.03)
+    assert np.median(tpot_s) / np.median(seen.tpot_s) == pytest.approx(slower, rel=0.05)
+
+
 def test_prompts_with_a_common_beginning_are_replayed_as_such(cpu: Twin) -> None:
     """The prefix cache of the replay knows what that of the server knew, of shared prefixes and of sessions."""
     for workload in ("shared-prefix:groups=2,tokens=400", "multi-turn:turns=3"):

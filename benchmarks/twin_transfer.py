@@ -32,7 +32,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_en
 from loadgen.servers.simulated.step_time import StepTime
 from loadgen.studies.simulate import ServerModel, resolve_model, run_in_memory
 from loadgen.studies.twin import Twin, TwinConstant
-from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits, Wait
+from loadgen.studies.twin_fitting import ClosedLoopWait, FitProblem, Floats, ObservedRun, StepLimits
 
 RULES = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "vllm", "NIM": "vllm"}
 """Scheduler of the twin, by framework. TensorRT-LLM and NIM also mix prompts and decoding in one step."""
@@ -204,7 +204,7 @@ def reconstruct(row: bench.Row, server: Server) -> ObservedRun:
     for index, response_s in enumerate((ttft_s + tpot_s * (np.array(requests.output_tokens) - 1)).tolist()):
         begin_s, before = heappop(free)
         sent_s.append(begin_s)
-        waits.append(None if before < 0 else Wait(before, 0))
+        waits.append(None if before < 0 else ClosedLoopWait(before, 0))
         heappush(free, (begin_s + response_s, index))
     return ObservedRun(
         name=f"{row['input']}/{row['output']}, {clients} in flight",

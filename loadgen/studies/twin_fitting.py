@@ -82,8 +82,8 @@ DERIVATIVE_STEP = 0.15
 steps of the duration tables."""
 
 
-class Wait(NamedTuple):
-    """A client of a closed loop waits for a response before it sends its next request."""
+class ClosedLoopWait(NamedTuple):
+    """The response that a client of a closed loop waited for before it sent a request."""
 
     before: int
     """Index of the request with this response."""
@@ -110,7 +110,7 @@ class ObservedRun:
     """Time of the last token in s after the first request was sent."""
     tokens: Floats
     """One row per chunk in time order: time in s, index of the request, number of tokens."""
-    waits: Sequence[Wait | None] = ()
+    waits: Sequence[ClosedLoopWait | None] = ()
     """What the client of each request waited for; None if it waited for no response. Empty for an open loop."""
 
     @property
@@ -155,7 +155,7 @@ class StepLimits:
         return self.rules.policy_for(self.kv_tokens, self.running, self.step_tokens)
 
 
-def closed_loop_waits(sent_ns: Sequence[int], last_ns: Sequence[int], clients: int) -> list[Wait | None]:
+def closed_loop_waits(sent_ns: Sequence[int], last_ns: Sequence[int], clients: int) -> list[ClosedLoopWait | None]:
     """Return `ObservedRun.waits` for a closed loop with this number of clients.
 
     `sent_ns` and `last_ns` are the times of sending and of the last token of each request. Requests are in the order of
@@ -163,11 +163,11 @@ def closed_loop_waits(sent_ns: Sequence[int], last_ns: Sequence[int], clients: i
     last response, so the response that ended first is the one that the next request waited for.
     """
     ended: list[tuple[int, int]] = []
-    result: list[Wait | None] = []
+    result: list[ClosedLoopWait | None] = []
     for index, (sent, last) in enumerate(zip(sent_ns, last_ns, strict=True)):
         if index >= clients and ended and ended[0][0] <= sent:
             end_ns, before = heappop(ended)
-            result.append(Wait(before, sent - end_ns))
+            result.append(ClosedLoopWait(before, sent - end_ns))
         else:
             result.append(None)
         heappush(ended, (last, index))

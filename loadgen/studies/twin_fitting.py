@@ -273,9 +273,9 @@ def replay(
 ) -> tuple[Floats, Floats, float]:
     """Simulate the requests of a measured run.
 
-    A request is sent at its measured send time, or, in a closed loop, as long after the simulated end of the request
-    before it as it was sent after the measured end. With the measured send times of a closed loop, a small error of the
-    step durations would let a request arrive in another step.
+    Requests of an open loop are sent at their measured send times. In a closed loop, the client waits for the simulated
+    response, and then as long as the measured client did after the measured response. At its measured send time, the
+    request could arrive before this response if the simulated steps take a little longer.
 
     Return three values: the TTFT of each request in s, the TPOT of each request in s, and the time of the last token in
     s. Requests that are too long for the KV cache have the latency NaN.
@@ -709,7 +709,7 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
 def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """Return the figures that a twin predicts for the requests of a measured run.
 
-    The requests keep their measured send times. `draw` selects one bootstrap draw of the twin's constants.
+    `replay` describes when the requests are sent. `draw` selects one bootstrap draw of the twin's constants.
     """
     ttft_s, tpot_s, ended_s = replay_on_twin(run, twin, draw)
     return figures(run, ttft_s, tpot_s, ended_s)

@@ -452,7 +452,8 @@ def gaps_by_token(frame: Frame, gaps: GapCounts) -> dict[str, Any]:
     """
     longest_rows = []
     for gap_ns, index, token in gaps.longest:
-        request, gap_s = int(frame.id[np.searchsorted(frame.offsets, index, "right") - 1]), gap_ns / 1e9
+        request = int(frame.id[np.searchsorted(frame.offsets, index, "right") - 1])
+        gap_s = gap_ns / 1e9
         from_s = round(float(frame.chunk_ns[index : index + 1][0]) / 1e9 - gap_s, 6)
         longest_rows.append({"request": request, "token": token, "from_s": from_s, "gap_s": gap_s})
     longest_columns = {f"longest_{name}": [row[key] for row in longest_rows] for name, key in LONGEST_COLUMNS.items()}
@@ -576,7 +577,8 @@ def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Boolean
 def _largest(values: Floats, number: int) -> Integers:
     """Return the indices of the largest `number` values. Of equal values, the last ones count as larger."""
     limit = np.partition(values, -number)[-number]
-    larger, equal = np.flatnonzero(values > limit), np.flatnonzero(values == limit)
+    larger = np.flatnonzero(values > limit)
+    equal = np.flatnonzero(values == limit)
     return np.concatenate((larger, equal[len(larger) - number :]))
 
 

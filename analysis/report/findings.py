@@ -775,7 +775,8 @@ def held_back_finding(summary: Summary) -> Finding | None:
             f"{percent(held.zero_gap_share)} of their gaps are about 0."
         )
     gateways = () if summary.network is None else summary.network.gateways
-    remedies, unknown = streaming_remedies(gateways), gateways_without_remedy(gateways)
+    remedies = streaming_remedies(gateways)
+    unknown = gateways_without_remedy(gateways)
     text = (
         f"{seen} A proxy or the server buffers the stream, so TTFT, TPOT and ITL describe the buffer. "
         f"Remedies: {', '.join(remedies)}, or a --url without the proxy."

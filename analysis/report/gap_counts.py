@@ -75,7 +75,8 @@ def bucket_middles_s() -> Floats:
 
 def count_gaps(frame: Frame) -> GapCounts:
     """Count the gaps of the rows that the mask `sampled` of the Frame selects."""
-    sampled, all_steps = frame.sampled, frame.chunk_ns.steps
+    sampled = frame.sampled
+    all_steps = frame.chunk_ns.steps
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
     width = max(1, round(nice_step(maximum / TOKEN_BINS_MAX))) if maximum else 1
     bins = maximum // width + 1

@@ -310,12 +310,13 @@ def replay(
                         send_next(job.owner, job.arrived_ns)
             else:
                 index = heappop(due)[1]
-                prompt, output = run.prompt_tokens[index], run.output_tokens[index]
-                front_end.accept(Job(prompt, output, due_ns, owner=index, prompt=run.prompts[index]), due_ns)
+                lengths = run.prompt_tokens[index], run.output_tokens[index]
+                front_end.accept(Job(*lengths, due_ns, owner=index, prompt=run.prompts[index]), due_ns)
             continue
         for response in engine.run(next_ns):
             index = response.job.owner
-            first_ns, last_ns = response.instants[0], response.instants[-1]
+            first_ns = response.instants[0]
+            last_ns = response.instants[-1]
             ttft_s[index] = (first_ns - sent_ns[index]) / 1e9
             tpot_s[index] = (last_ns - first_ns) / 1e9 / max(1, len(response.instants) - 1)
             ended_ns = max(ended_ns, last_ns)

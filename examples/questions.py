@@ -23,12 +23,12 @@ for name in ("requests", "chunks"):
 # %% 1. Does a request wait longer the later it was sent? Median TTFT of each tenth of the queue.
 complete = requests[(requests.phase == "measured") & (requests.state == "complete")].sort_values("sent_ns")
 tenth = [position * 10 // len(complete) + 1 for position in range(len(complete))]
-by_pandas = complete.groupby(tenth).ttft_s.median().round(6)
+by_pandas = complete.groupby(tenth).ttft_s.median().round(10)
 by_duckdb = sql.sql("""
     with queue as (
         select ttft_s, (row_number() over (order by sent_ns) - 1) * 10 // count(*) over () + 1 as tenth
         from requests where phase = 'measured' and state = 'complete')
-    select tenth, round(median(ttft_s), 6) as ttft_s from queue group by tenth order by tenth
+    select tenth, round(median(ttft_s), 10) as ttft_s from queue group by tenth order by tenth
 """).df()
 print("1. Median TTFT by tenth of the queue, s")
 print(pd.DataFrame({"pandas": by_pandas, "DuckDB": by_duckdb.set_index("tenth").ttft_s}).to_string())
